@@ -1,0 +1,21 @@
+"""The static policy: do what the schedule says, in its order, as soon as it is ready."""
+
+from __future__ import annotations
+
+from pipeswift.ir import Action, Overlap, Schedule, parts
+from pipeswift.policy.base import View
+from pipeswift.policy.ready import Ready
+
+
+class Follow:
+    """Starts the next entry of each rank's order; waits while that entry is not ready, whatever else is."""
+
+    def __init__(self, schedule: Schedule):
+        self._orders = tuple(tuple(order) for order in schedule.orders)
+
+    def next(self, ready: Ready, view: View) -> Action | Overlap | None:
+        order = self._orders[view.rank]
+        if view.started == len(order):
+            return None
+        entry = order[view.started]
+        return entry if all(part in ready for part in parts(entry)) else None

@@ -1,0 +1,106 @@
+"""What one rank may start now: facts in (something arrived, something ran), ready actions out. No clock, no I/O.
+
+The simulator's event loop and the runtime's executor feed the same object, so a policy sees the same facts in both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from pipeswift.ir import MAKES, Action, B, F, I, Op, Product, Schedule, W, needs
+
+Slots = Mapping[tuple[int, int], int]  # (stage, route) -> micro-batches that may be in flight there
+
+
+class Ready:
+    """The set of actions that `rank` may start.
+
+    An action is ready when what it needs is here (`ir.needs`), when it is the next of its stage and route in
+    micro-batch order, and, for an F, when the stage has a free slot. A slot is taken by F and freed by B or W.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int, slots: Slots):
+        self._num_stages = schedule.num_stages
+        self._route_of = schedule.route_of
+        self._held = schedule.stages_on(rank)
+        self._free = {(stage, route): slots[stage, route] for route, stage in self._held}
+        self._here: set[tuple[Product, int, int]] = set()
+        of_route: list[list[int]] = [[] for _ in schedule.routes]
+        for microbatch, route in enumerate(schedule.route_of):
+            of_route[route].append(microbatch)
+        # Micro-batches that have not started their F, their backward, their (separate) W; next one first.
+        self._forward = {(stage, route): deque(of_route[route]) for route, stage in self._held}
+        self._backward = {(stage, route): deque(of_route[route]) for route, stage in self._held}
+        self._weight: dict[tuple[int, int], deque[int]] = {(stage, route): deque() for route, stage in self._held}
+        self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
+        self._unfinished = sum(len(queue) for queue in self._backward.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every micro-batch has been through all of this rank's stages, both ways."""
+        return self._unfinished == 0
+
+    def arrive(self, product: Product, stage: int, microbatch: int) -> None:
+        """A product made elsewhere is here now."""
+        self._here.add((product, stage, microbatch))
+
+    def start(self, action: Action) -> None:
+        """The action starts: it leaves its queue, and an F takes a slot."""
+        place = action.stage, self._route_of[action.microbatch]
+        head = self._queues[action.op][place].popleft()
+        if head != action.microbatch:
+            raise ValueError(f"{action} started out of order: micro-batch {head} was next")
+        if action.op is Op.F:
+            self._free[place] -= 1
+        elif action.op is Op.I:
+            self._weight[place].append(action.microbatch)
+
+    def finish(self, action: Action) -> None:
+        """The action ended: what it made is here, and what only it needed is not kept."""
+        stage, op, microbatch = action
+        for product in MAKES[op]:
+            self._here.add((product, stage, microbatch))
+        if op is Op.W or op is Op.B:
+            self._free[stage, self._route_of[microbatch]] += 1
+            self._unfinished -= 1
+            self._here.difference_update(
+                ((Product.OUTPUT, stage, microbatch), (Product.WEIGHT_GRADIENT, stage, microbatch))
+            )
+
+    def __contains__(self, action: Action) -> bool:
+        stage, op, microbatch = action
+        place = stage, self._route_of[microbatch]
+        queue = self._queues[op][place]
+        if not queue or queue[0] != microbatch or (op is Op.F and self._free[place] <= 0):
+            return False
+        return all((product, at, microbatch) in self._here for product, at in needs(action, self._num_stages))
+
+    def __iter__(self) -> Iterator[Action]:
+        """Every ready action; a backward is offered whole (B) and split (I)."""
+        for route, stage in self._held:
+            for make, queues in ((F, self._forward), (I, self._backward), (B, self._backward), (W, self._weight)):
+                if queue := queues[stage, route]:
+                    action = make(stage, queue[0])
+                    if action in self:
+                        yield action
+
+    def free_slots(self, stage: int, route: int) -> int:
+        return self._free[stage, route]
+
+
+def slots_of(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """The most micro-batches that the schedule's own order has in flight on each (stage, route)."""
+    level = dict.fromkeys(
+        ((stage, route) for route in range(len(schedule.routes)) for stage in range(schedule.num_stages)), 0
+    )
+    peak = dict(level)
+    for order in schedule.orders:
+        for stage, op, microbatch in order.actions():
+            place = stage, schedule.route_of[microbatch]
+            if op is Op.F:
+                level[place] += 1
+                peak[place] = max(peak[place], level[place])
+            elif op is not Op.I:
+                level[place] -= 1
+    return peak
