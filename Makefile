@@ -22,9 +22,9 @@ $(READY): requirements.lock pyproject.toml
 train: $(READY)
 	$(BIN)/pipeswift train examples/quickstart.toml
 
-# Tests that start processes share one pool of them, so they stay together on one of the two workers.
+# By file, so that what a file sets up once is set up once; the process pool of each worker starts when first used.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 # pytest exits with 5 when nothing is marked slow, which is fine.
 slow: $(READY)

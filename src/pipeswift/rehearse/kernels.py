@@ -1,0 +1,119 @@
+"""Emulated kernels: layers whose F, I and W each last a set time without using a core.
+
+A kernel sleeps, so that many ranks fit on few cores and a measured timeline shows what the runtime itself costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Op
+
+PR_SET_TIMERSLACK = 29
+
+_thread = threading.local()
+
+
+class Kernel(NamedTuple):
+    """One kernel that ran; seconds on `time.perf_counter`."""
+
+    op: Op
+    start: float
+    end: float
+
+
+Clock = list[Kernel]  # kernels in the order they ended
+
+
+class Emulated(nn.Module):
+    """y = x * w with w of shape (width,): exact gradients for next to no work, and F, I, W seconds of sleep.
+
+    x, y: floating point, shape (..., width). F is spent in forward, I where the gradient of x is made and W where that
+    of w is. I and W are nodes of their own in the autograd graph, so a split backward can run them apart; a fused
+    one takes I + W. Where x needs no gradient, as on a first stage, I is spent all the same.
+    clock: a list to which each kernel adds its `Kernel` record.
+    Raises PipeSwiftError for a negative duration or a width below 1.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        F: float = 0.01,
+        I: float = 0.01,  # noqa: E741
+        W: float = 0.01,
+        clock: Clock | None = None,
+    ):
+        super().__init__()
+        if width < 1:
+            raise PipeSwiftError(f"Emulated needs a width of at least 1: got width={width}; 8 will do.")
+        for name, seconds in (("F", F), ("I", I), ("W", W)):
+            if seconds < 0:
+                raise PipeSwiftError(
+                    f"Emulated takes durations in seconds, 0 or more: got {name}={seconds}; 0.01 is usual."
+                )
+        self.weight = nn.Parameter(torch.empty(width).uniform_(0.5, 1.5))
+        self.seconds = {Op.F: F, Op.I: I, Op.W: W}
+        self.clock = clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = _SpendsW.apply(self.weight, self)
+        return _SpendsFAndI.apply(x * weight, self)
+
+    def spend(self, op: Op) -> None:
+        """Lasts as long as one kernel of `op`, asleep."""
+        start = time.perf_counter()
+        _sleep(self.seconds[op])
+        if self.clock is not None:
+            self.clock.append(Kernel(op, start, time.perf_counter()))
+
+    def extra_repr(self) -> str:
+        durations = ", ".join(f"{op.name}={seconds:g}" for op, seconds in self.seconds.items())
+        return f"{len(self.weight)}, {durations}"
+
+
+class _SpendsFAndI(torch.autograd.Function):
+    """The identity; lasts F forward and I backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Emulated) -> Tensor:
+        ctx.layer = layer
+        layer.spend(Op.F)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.spend(Op.I)
+        return gradients[0], None
+
+
+class _SpendsW(torch.autograd.Function):
+    """The identity on a weight; free forward, lasts W backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, layer: Emulated) -> Tensor:
+        ctx.layer = layer
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.spend(Op.W)
+        return gradients[0], None
+
+
+def _sleep(seconds: float) -> None:
+    """Sleeps with the least timer slack that the system grants this thread; never returns early."""
+    if not getattr(_thread, "sharp", False):
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        _thread.sharp = True
+    if seconds > 0:
+        time.sleep(seconds)
