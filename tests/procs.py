@@ -1,7 +1,7 @@
 """A pool of worker processes that have imported torch once and run many small distributed cases.
 
 A case is a module-level function called as `function(rank, world, *args)` in `world` processes, with a fresh gloo
-process group around it. Workers are forked from a server that has torch loaded, so a new one costs milliseconds.
+process group around it. Workers are forked from a server that has torch loaded, so a new one is ready at once.
 """
 
 from __future__ import annotations
@@ -59,9 +59,13 @@ class Pool:
             log = Path(self._folder.name) / f"log-{self._cases}-{len(self._workers)}"
             self._workers.append(_Worker(self._context, log))
         ranks = dict(enumerate(self._workers[:world]))
-        for rank, worker in ranks.items():
-            worker.send((function, rank, world, args, str(store), timeout))
-        results, errors = _gather(ranks, timeout)
+        try:
+            for rank, worker in ranks.items():
+                worker.send((function, rank, world, args, str(store), timeout))
+            results, errors = _gather(ranks, timeout)
+        except BaseException:
+            self.close()  # an answer still to come would be taken for one of the next case
+            raise
         store.unlink(missing_ok=True)
         if errors:
             self.close()
