@@ -266,6 +266,11 @@ class Schedule:
         return any(np.isin(order.rows[:, 1], (Op.I, Op.W)).any() for order in self.orders)
 
     @cached_property
+    def forward_only(self) -> bool:
+        """Whether nothing is trained: every action is an F."""
+        return all((order.rows[:, 1] == Op.F).all() for order in self.orders)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Equal for schedules that do the same thing, whatever they are called."""
         digest = hashlib.sha256(repr((self.routes, self.route_of, self.flush)).encode())

@@ -17,7 +17,8 @@ class Ready:
     """The set of actions that `rank` may start.
 
     An action is ready when what it needs is here (`ir.needs`), when it is the next of its stage and route in
-    micro-batch order, and, for an F, when the stage has a free slot. A slot is taken by F and freed by B or W.
+    micro-batch order, and, for an F, when the stage has a free slot. A slot is taken by F and freed by B or W (by F
+    itself in a forward-only schedule).
     """
 
     def __init__(self, schedule: Schedule, rank: int, slots: Slots):
@@ -34,11 +35,12 @@ class Ready:
         self._backward = {(stage, route): deque(of_route[route]) for route, stage in self._held}
         self._weight: dict[tuple[int, int], deque[int]] = {(stage, route): deque() for route, stage in self._held}
         self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
-        self._unfinished = sum(len(queue) for queue in self._backward.values())
+        self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
+        self._unfinished = sum(len(queue) for queue in self._forward.values())
 
     @property
     def finished(self) -> bool:
-        """Whether every micro-batch has been through all of this rank's stages, both ways."""
+        """Whether every micro-batch has been through all of this rank's stages, both ways unless forward-only."""
         return self._unfinished == 0
 
     def arrive(self, product: Product, stage: int, microbatch: int) -> None:
@@ -61,7 +63,7 @@ class Ready:
         stage, op, microbatch = action
         for product in MAKES[op]:
             self._here.add((product, stage, microbatch))
-        if op is Op.W or op is Op.B:
+        if op in self._closing:
             self._free[stage, self._route_of[microbatch]] += 1
             self._unfinished -= 1
             self._here.difference_update(

@@ -1,0 +1,123 @@
+"""What crosses a boundary between stages: any nesting of tensors and plain values, flattened to a list of tensors.
+
+The `Spec` says how to put the value together again and which tensors carry a gradient back. Both sides of a boundary
+hold the same Spec, so they agree on every message without asking.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipeswift.errors import PipeSwiftError
+
+
+class Meta(NamedTuple):
+    """What a receiver must know about one tensor to make room for it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    needs_grad: bool
+
+
+class Place(NamedTuple):
+    """Stands in a tree where a tensor was."""
+
+    number: int
+
+
+class Node(NamedTuple):
+    """Stands in a tree where a container was; `kind` rebuilds it from its children, in the order of `keys`."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    children: tuple[Any, ...]
+
+
+class Spec(NamedTuple):
+    """tree: Place, Node or a plain value. tensors: one Meta per tensor, in the order of their places."""
+
+    tree: Any
+    tensors: tuple[Meta, ...]
+
+    def differentiable(self) -> tuple[Meta, ...]:
+        """The tensors whose gradients come back over the boundary."""
+        return tuple(meta for meta in self.tensors if meta.needs_grad)
+
+
+class Flat(NamedTuple):
+    """A value in the form in which it crosses."""
+
+    tensors: tuple[Tensor, ...]
+    spec: Spec
+
+
+def flatten(value: Any) -> Flat:
+    """Takes a value apart. Tuples, lists, dicts, dataclasses and named tuples are containers; all else is plain."""
+    tensors: list[Tensor] = []
+    tree = _take_apart(value, tensors)
+    metas = tuple(Meta(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
+    return Flat(tuple(tensors), Spec(tree, metas))
+
+
+def unflatten(flat: Flat) -> Any:
+    """The value that `flatten` took apart, with the given tensors in their places."""
+    return _put_together(flat.spec.tree, flat.tensors)
+
+
+def first_difference(one: Spec, other: Spec) -> str:
+    """Where two specs differ, in words, for error messages."""
+    if len(one.tensors) != len(other.tensors):
+        return f"{len(one.tensors)} tensors against {len(other.tensors)}"
+    for index, (left, right) in enumerate(zip(one.tensors, other.tensors, strict=True)):
+        if left != right:
+            return f"tensor {index} is {_describe(left)} against {_describe(right)}"
+    return "the containers or plain values differ"
+
+
+def _describe(meta: Meta) -> str:
+    grad = "with" if meta.needs_grad else "without"
+    return f"{list(meta.shape)} {str(meta.dtype).removeprefix('torch.')} {grad} gradient"
+
+
+def _take_apart(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise PipeSwiftError(
+                f"a stage's output holds a tensor of layout {value.layout}, which cannot cross to another stage: "
+                "use a dense tensor (for example tensor.to_dense())"
+            )
+        tensors.append(value)
+        return Place(len(tensors) - 1)
+    members = list(_members(value))
+    if not members and not isinstance(value, (tuple, list, Mapping)):
+        return value
+    keys, children = zip(*members, strict=True) if members else ((), ())
+    return Node(type(value), keys, tuple(_take_apart(child, tensors) for child in children))
+
+
+def _members(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (tuple, list)):
+        yield from enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((member.name, getattr(value, member.name)) for member in dataclasses.fields(value) if member.init)
+
+
+def _put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(tree, Place):
+        return tensors[tree.number]
+    if not isinstance(tree, Node):
+        return tree
+    children = tuple(_put_together(child, tensors) for child in tree.children)
+    rebuild: Callable[..., Any] = tree.kind
+    if dataclasses.is_dataclass(tree.kind):
+        return rebuild(**dict(zip(tree.keys, children, strict=True)))
+    if issubclass(tree.kind, Mapping):
+        return rebuild(zip(tree.keys, children, strict=True))
+    return rebuild(*children) if hasattr(tree.kind, "_fields") else rebuild(children)

@@ -1,0 +1,216 @@
+"""Channels: how the products of one stage reach the next one on another rank.
+
+A channel is one boundary, one direction and one route, and carries micro-batches 0, 1, 2, ... in order. On the
+receiving side a thread keeps at most `POOL` receives posted or waiting to be taken, and tells the executor what
+arrived; on the sending side one thread per rank lets go of what has been delivered.
+
+The first message of a step is announced by a header. When all micro-batches of a step are alike, the header holds for
+all of them; otherwise every message has its own. Gradients need none: both sides know which tensors went forward.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Product
+from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
+
+POOL = 2  # receive buffers per channel; `verify` assumes the same number
+
+_HEADER = 3  # spec number, whether it holds for the rest of the step, bytes of pickled spec that follow
+
+
+class Arrival(NamedTuple):
+    """Something for the executor: a product is here."""
+
+    product: Product
+    stage: int
+    microbatch: int
+
+
+Inbox = SimpleQueue  # of Arrival, or of the exception that ended a channel
+
+
+class Expected(NamedTuple):
+    """A message that will come. spec: known for gradients, announced by a header otherwise."""
+
+    microbatch: int
+    metas: tuple[Meta, ...] | None
+    first: bool = False
+
+
+class _Posted(NamedTuple):
+    microbatch: int
+    tensors: tuple[Tensor, ...]
+    spec: Spec | None
+    works: tuple[dist.Work, ...]
+
+
+class ShapeError(PipeSwiftError):
+    """A stage's output changed its shape in a step whose inputs are all alike."""
+
+
+class Sender:
+    """The sending end of a channel."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str):
+        self._group, self._peer, self._tag, self._outbox, self._what = group, peer, tag, outbox, what
+        self._specs: list[Spec] = []
+        self._current: Spec | None = None
+        self._uniform = False
+
+    def begin(self) -> None:
+        """A new step: the next message carries a header."""
+        self._uniform = False
+
+    def send(self, value: Flat, uniform: bool) -> None:
+        """Hands over a stage's output. `uniform`: every micro-batch of this step has inputs of the same form."""
+        if not self._uniform:
+            self._announce(value.spec, uniform)
+        elif value.spec != self._current:
+            assert self._current is not None
+            raise ShapeError(
+                f"{self._what}: {first_difference(value.spec, self._current)} for an earlier micro-batch of this "
+                "step, though their inputs are alike; pass dynamic_shapes=True to Pipeline when shapes depend on data"
+            )
+        self.send_tensors(value.tensors)
+
+    def send_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Hands over tensors that the other side expects as they are."""
+        for tensor in tensors:
+            tensor = tensor.contiguous()
+            self._outbox.keep(self._group.send([tensor], self._peer, self._tag), tensor)
+
+    def _announce(self, spec: Spec, uniform: bool) -> None:
+        known = spec in self._specs
+        if not known:
+            self._specs.append(spec)
+        payload = b"" if known else pickle.dumps(spec)
+        header = torch.tensor([self._specs.index(spec), uniform, len(payload)], dtype=torch.int64)
+        self.send_tensors([header])
+        if payload:
+            self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
+        self._current, self._uniform = spec, uniform
+
+
+class Receiver:
+    """The receiving end of a channel, and the thread that serves it."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, peer: int, tag: int, inbox: Inbox, product: Product, stage: int, device
+    ):
+        self._group, self._peer, self._tag, self._inbox, self._device = group, peer, tag, inbox, device
+        self._product, self._stage = product, stage
+        self._expected: SimpleQueue[Expected | None] = SimpleQueue()
+        self._buffers = Semaphore(POOL)
+        self._arrived: dict[int, Flat | tuple[Tensor, ...]] = {}
+        self._specs: list[Spec] = []
+        self._spec: Spec | None = None  # holds for the rest of the step
+        self.uniform = False
+        name = f"receive {product.name.lower()} of stage {stage}"
+        self._thread = Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def expect(self, expected: Expected) -> None:
+        """Announces a message; messages come in the order in which they were announced."""
+        self._expected.put(expected)
+
+    def take(self, microbatch: int) -> Flat | tuple[Tensor, ...]:
+        """What arrived for that micro-batch; the caller owns it, and its place in the pool is free again."""
+        value = self._arrived.pop(microbatch)
+        self._buffers.release()
+        return value
+
+    def close(self) -> None:
+        self._expected.put(None)
+        self._buffers.release()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        posted: deque[_Posted] = deque()
+        try:
+            while True:
+                if self._may_post(ahead=bool(posted)):
+                    expected = self._expected.get()
+                    if expected is None:
+                        return
+                    posted.append(self._post(expected))
+                else:
+                    self._deliver(posted.popleft())
+        except BaseException as error:
+            self._inbox.put(error)
+
+    def _may_post(self, ahead: bool) -> bool:
+        """Whether to post the next receive now; with nothing posted yet, waits until there is room for one."""
+        if not ahead:
+            return self._buffers.acquire()
+        known = self._product is Product.GRADIENT or self._spec is not None
+        if not known or self._expected.empty():
+            return False
+        return self._buffers.acquire(blocking=False)
+
+    def _post(self, expected: Expected) -> _Posted:
+        metas, spec = expected.metas, None
+        if metas is None:
+            spec = self._spec if self._spec is not None and not expected.first else self._read_header()
+            metas = spec.tensors
+        tensors = tuple(torch.empty(meta.shape, dtype=meta.dtype, device=self._device) for meta in metas)
+        return _Posted(expected.microbatch, tensors, spec, tuple(self._receive(tensor) for tensor in tensors))
+
+    def _deliver(self, posted: _Posted) -> None:
+        for work in posted.works:
+            work.wait()
+        value = posted.tensors if posted.spec is None else Flat(posted.tensors, posted.spec)
+        self._arrived[posted.microbatch] = value
+        self._inbox.put(Arrival(self._product, self._stage, posted.microbatch))
+
+    def _read_header(self) -> Spec:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        self._receive(header).wait()
+        number, uniform, size = header.tolist()
+        if size:
+            payload = torch.empty(size, dtype=torch.uint8)
+            self._receive(payload).wait()
+            self._specs.append(pickle.loads(payload.numpy().tobytes()))
+        spec = self._specs[number]
+        self.uniform = bool(uniform)
+        self._spec = spec if uniform else None
+        return spec
+
+    def _receive(self, tensor: Tensor) -> dist.Work:
+        return self._group.recv([tensor], self._peer, self._tag)
+
+
+class Outbox:
+    """Keeps what is being sent alive until it has been delivered, and not longer."""
+
+    def __init__(self, inbox: Inbox):
+        self._inbox = inbox
+        self._queue: SimpleQueue[tuple[dist.Work, Tensor] | None] = SimpleQueue()
+        self._thread = Thread(target=self._reap, name="sent messages", daemon=True)
+        self._thread.start()
+
+    def keep(self, work: dist.Work, tensor: Tensor) -> None:
+        self._queue.put((work, tensor))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _reap(self) -> None:
+        try:
+            while (sent := self._queue.get()) is not None:
+                sent[0].wait()
+                del sent
+        except BaseException as error:
+            self._inbox.put(error)

@@ -1,0 +1,242 @@
+"""Runs one rank's part of a step: asks the policy what to start, runs it, sleeps when there is nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Action, Op, Product, Schedule, parts
+from pipeswift.policy import Policy, Ready, View, slots_of
+from pipeswift.program import Kind, Lane, Step, compile_action
+from pipeswift.runtime.boundary import Flat, unflatten
+from pipeswift.runtime.channel import Expected
+from pipeswift.runtime.loss import StepLoss
+from pipeswift.runtime.recorder import Recorder, clock
+from pipeswift.runtime.seeds import mix
+from pipeswift.runtime.stage import Stage
+from pipeswift.runtime.wiring import ChannelKey, Wiring
+
+
+class NotSupported(PipeSwiftError):
+    """The schedule asks for something that the runtime cannot do."""
+
+
+@dataclass
+class Job:
+    """What one step works on. inputs: by micro-batch, on the ranks that hold the first stage."""
+
+    key: int  # seeds the step's random numbers
+    inputs: Sequence[Flat] = ()
+    uniform: bool = True  # all inputs have one form
+    loss: StepLoss | None = None  # on the ranks that hold the last stage
+    keep_outputs: bool = False
+    outputs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, on the ranks that hold the last stage
+
+
+class Pass:
+    """One action under way: its micro-batch, and what its steps hand to each other."""
+
+    __slots__ = ("microbatch", "value")
+
+    def __init__(self, microbatch: int):
+        self.microbatch = microbatch
+        self.value: Any = None
+
+
+Call = Callable[[Pass], None]
+
+
+class Executor:
+    """One rank's runner of one schedule. Each (stage, op) is compiled once to a list of bound calls."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        stages: Mapping[int, Stage],
+        wiring: Wiring,
+        policy: Policy,
+        on_backward: Callable[[Stage], None],
+        grad_ready: Callable[[Stage], None],
+    ):
+        if schedule.splits_backward:
+            raise NotSupported(
+                f"schedule {schedule.name} splits the backward into I and W, which the runtime does not run yet: "
+                "use a schedule with whole backwards, for example 1f1b"
+            )
+        self.schedule, self.rank = schedule, rank
+        self._stages, self._wiring, self._policy = stages, wiring, policy
+        self._on_backward, self._grad_ready = on_backward, grad_ready
+        self._slots = slots_of(schedule)
+        self._here: dict[tuple[Product, int, int], Any] = {}  # products that stay on this rank
+        self._job = Job(key=0)
+        ops = (Op.F,) if schedule.forward_only else (Op.F, Op.B)
+        self._programs = {(stage, op): self._compile(stage, op) for stage in stages for op in ops}
+
+    def run(self, job: Job) -> Recorder:
+        """One step. Raises whatever a layer, the loss or a channel raised."""
+        self._job = job
+        self._here.clear()
+        self._wiring.begin(self.schedule)
+        ready = Ready(self.schedule, self.rank, self._slots)
+        backwards = dict.fromkeys(self._stages, 0)
+        for route, stage in self.schedule.stages_on(self.rank):
+            backwards[stage] += self.schedule.route_of.count(route)
+        recorder = Recorder(self.rank, self.schedule.num_ranks, len(self.schedule.orders[self.rank].rows))
+        inbox, started = self._wiring.inbox, 0
+        while not ready.finished:
+            while not inbox.empty():
+                self._arrive(ready, inbox.get())
+            entry = self._policy.next(ready, View(self.rank, clock(), started))
+            if entry is None:
+                self._arrive(ready, inbox.get())
+                continue
+            started += 1
+            for action in parts(entry):
+                self._run(action, ready, recorder)
+                if action.op is Op.B:
+                    self._count_down(backwards, action.stage)
+        return recorder
+
+    def _run(self, action: Action, ready: Ready, recorder: Recorder) -> None:
+        ready.start(action)
+        work = Pass(action.microbatch)
+        for lane, call in self._programs[action.stage, action.op]:
+            if lane is Lane.COMPUTE:
+                start = clock()
+                call(work)
+                recorder.span(action, start, clock())
+            else:
+                call(work)
+        ready.finish(action)
+
+    def _count_down(self, backwards: dict[int, int], stage: int) -> None:
+        self._on_backward(self._stages[stage])
+        backwards[stage] -= 1
+        if not backwards[stage]:
+            self._grad_ready(self._stages[stage])
+
+    def _arrive(self, ready: Ready, arrival: Any) -> None:
+        if isinstance(arrival, BaseException):
+            raise arrival
+        ready.arrive(arrival.product, arrival.stage, arrival.microbatch)
+
+    # How an action becomes calls: one method per kind of step and op.
+
+    def _compile(self, stage: int, op: Op) -> tuple[tuple[Lane, Call], ...]:
+        last = self.schedule.num_stages - 1
+        downstream, upstream = stage < last, stage > 0
+        takes, sends = (upstream, downstream) if op is Op.F else (downstream, upstream)
+        program = compile_action(
+            Action(stage, op, 0), segments=len(self._stages[stage].segments), takes=takes, sends=sends
+        )
+        calls = [(step.lane, self._bind(step, stage, op)) for step in program.steps]
+        if op is Op.F and not upstream:
+            calls.insert(0, (Lane.POINT_TO_POINT, self._load))
+        if not downstream and op is Op.F:
+            calls.append((Lane.COMPUTE, self._loss_forward))
+        elif not downstream:
+            calls.insert(0, (Lane.COMPUTE, self._loss_backward))
+        return _join(calls)
+
+    def _bind(self, step: Step, stage: int, op: Op) -> Call:
+        if step.kind is Kind.COMPUTE:
+            return self._forward(stage, step.segment) if op is Op.F else self._backward(stage, step.segment)
+        if step.kind is Kind.TAKE:
+            return self._take(Product.OUTPUT, stage - 1) if op is Op.F else self._take(Product.GRADIENT, stage + 1)
+        return self._send_output(stage) if op is Op.F else self._send_gradient(stage)
+
+    def _load(self, work: Pass) -> None:
+        work.value = self._job.inputs[work.microbatch]
+
+    def _loss_forward(self, work: Pass) -> None:
+        if self._job.keep_outputs:
+            self._job.outputs[work.microbatch] = unflatten(work.value)
+        if self._job.loss is not None:
+            self._job.loss.forward(work.microbatch, work.value)
+
+    def _loss_backward(self, work: Pass) -> None:
+        assert self._job.loss is not None
+        work.value = self._job.loss.backward(work.microbatch)
+
+    def _take(self, product: Product, maker: int) -> Call:
+        boundary = maker if product is Product.OUTPUT else maker - 1
+
+        def take(work: Pass) -> None:
+            receiver = self._wiring.receivers.get(self._key(boundary, product, work.microbatch))
+            if receiver is None:
+                work.value = self._here.pop((product, maker, work.microbatch))
+            else:
+                work.value = receiver.take(work.microbatch)
+                if product is Product.OUTPUT:
+                    self._job.uniform = receiver.uniform
+
+        return take
+
+    def _forward(self, stage: int, segment: int) -> Call:
+        piece = self._stages[stage]
+
+        def forward(work: Pass) -> None:
+            key = mix(self._job.key, work.microbatch)
+            work.value = piece.forward(segment, work.microbatch, work.value, key)
+
+        return forward
+
+    def _backward(self, stage: int, segment: int) -> Call:
+        piece = self._stages[stage]
+
+        def backward(work: Pass) -> None:
+            work.value = piece.backward(segment, work.microbatch, work.value)
+
+        return backward
+
+    def _send_output(self, stage: int) -> Call:
+        def send(work: Pass) -> None:
+            output: Flat = work.value
+            sender = self._wiring.senders.get(self._key(stage, Product.OUTPUT, work.microbatch))
+            if sender is None:
+                self._here[Product.OUTPUT, stage, work.microbatch] = output
+                return
+            if not self.schedule.forward_only:
+                gradients = self._wiring.receivers[self._key(stage, Product.GRADIENT, work.microbatch)]
+                gradients.expect(Expected(work.microbatch, output.spec.differentiable()))
+            sender.send(output, self._job.uniform)
+
+        return send
+
+    def _send_gradient(self, stage: int) -> Call:
+        def send(work: Pass) -> None:
+            gradients: tuple[Tensor, ...] = work.value
+            sender = self._wiring.senders.get(self._key(stage - 1, Product.GRADIENT, work.microbatch))
+            if sender is None:
+                self._here[Product.GRADIENT, stage, work.microbatch] = gradients
+            else:
+                sender.send_tensors(gradients)
+
+        return send
+
+    def _key(self, boundary: int, product: Product, microbatch: int) -> ChannelKey:
+        return ChannelKey(boundary, product, self.schedule.route_of[microbatch])
+
+
+def _join(calls: Sequence[tuple[Lane, Call]]) -> tuple[tuple[Lane, Call], ...]:
+    """Neighbouring calls on one lane become one, so that they share a span."""
+    joined: list[tuple[Lane, Call]] = []
+    for lane, group in groupby(calls, key=itemgetter(0)):
+        members = tuple(call for _, call in group)
+        joined.append((lane, members[0] if len(members) == 1 else _chain(members)))
+    return tuple(joined)
+
+
+def _chain(members: tuple[Call, ...]) -> Call:
+    def chain(work: Pass) -> None:
+        for member in members:
+            member(work)
+
+    return chain

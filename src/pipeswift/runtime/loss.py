@@ -1,0 +1,85 @@
+"""The loss, and who divides: only this module does.
+
+A loss function returns either a mean over its micro-batch, or (sum, count). Means are averaged over micro-batches,
+weighted by their number of samples. Sums are divided once by the global count, after the last backward of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.runtime.boundary import Flat, unflatten
+
+LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int | float]]
+
+
+class LossError(PipeSwiftError):
+    """The loss function returned something that is neither a scalar nor (sum, count)."""
+
+
+@dataclass
+class StepLoss:
+    """The losses of one step, filed by micro-batch id. `weights` are each micro-batch's share of the samples.
+
+    The loss is a piece of the graph of its own: it starts at leaves that hold the last stage's output.
+    """
+
+    function: LossFunction
+    targets: Sequence[Any]
+    weights: Sequence[float]
+    scale: float = 1.0
+    values: dict[int, Tensor] = field(default_factory=dict)  # detached means, or sums
+    counts: dict[int, float] = field(default_factory=dict)  # only where the function gives (sum, count)
+    _open: dict[int, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)  # leaves and loss, until backward
+
+    def forward(self, microbatch: int, output: Flat) -> None:
+        """Computes and files the loss of one micro-batch."""
+        leaves = tuple(
+            tensor.detach().requires_grad_(meta.needs_grad)
+            for tensor, meta in zip(output.tensors, output.spec.tensors, strict=True)
+        )
+        loss = self.function(unflatten(Flat(leaves, output.spec)), self.targets[microbatch])
+        if isinstance(loss, tuple):
+            loss, count = loss
+            self.counts[microbatch] = float(count)
+        if not isinstance(loss, Tensor) or loss.dim():
+            found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise LossError(
+                f"loss returned {found} for micro-batch {microbatch}: return a scalar mean, or (sum, count); "
+                "for a loss per sample, return loss.mean()"
+            )
+        self.values[microbatch] = loss.detach()
+        if torch.is_grad_enabled():
+            self._open[microbatch] = tuple(leaf for leaf in leaves if leaf.requires_grad), loss
+
+    def backward(self, microbatch: int) -> tuple[Tensor, ...]:
+        """The gradients of the output's tensors that need one, in order."""
+        leaves, loss = self._open.pop(microbatch)
+        if loss.requires_grad:
+            weight = 1.0 if microbatch in self.counts else self.weights[microbatch] * self.scale
+            torch.autograd.backward(loss, torch.tensor(weight, dtype=loss.dtype, device=loss.device))
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+
+    def table(self) -> Tensor:
+        """Shape (microbatches, 3) float64 on the CPU: value, weight, count; zeros for what another rank knows."""
+        table = torch.zeros(len(self.targets), 3, dtype=torch.float64)
+        for microbatch, loss in self.values.items():
+            table[microbatch, 0] = loss.double().item()
+            table[microbatch, 1] = self.weights[microbatch]
+            table[microbatch, 2] = self.counts.get(microbatch, 0.0)
+        return table
+
+
+def total(table: Tensor) -> tuple[float, float | None]:
+    """(the step's loss, the global count or None for means) from the tables of all ranks, summed."""
+    values, weights, counts = table.T.tolist()
+    count = sum(counts)
+    if any(counts):
+        return sum(values) / count, count
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)), None

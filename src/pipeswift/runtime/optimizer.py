@@ -1,0 +1,92 @@
+"""The optimizer step of a pipeline: any torch optimizer on each rank, one gradient norm for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.weights import Weights
+
+
+class Optimizer:
+    """Wraps this rank's torch optimizer, `inner` (None on a rank without parameters to train)."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        weights: Sequence[Weights],
+        stages: Sequence[int],
+        kind: Callable[..., torch.optim.Optimizer],
+        settings: dict[str, Any],
+    ):
+        self._peers, self._weights = peers, weights
+        trained = [leaf for version in weights for leaf in version.leaves.values() if leaf.requires_grad]
+        self.inner = kind(trained, **settings) if trained else None
+        self._slots, self._num_slots = _number(peers, weights, stages)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's groups, for learning-rate schedules; empty on a rank without parameters."""
+        return self.inner.param_groups if self.inner else []
+
+    def step(self, *, clip_norm: float | None = None) -> float:
+        """Updates the weights, then forgets the gradients. Returns the gradient norm over the whole model, unclipped.
+
+        clip_norm: gradients are scaled so that this norm is at most that. Every rank must call this.
+        """
+        norm = self.gradient_norm()
+        if clip_norm is not None:
+            # The same formula, in the same precision, as torch.nn.utils.clip_grad_norm_.
+            factor = min(1.0, clip_norm / (norm + 1e-6))
+            for leaf in self._leaves_with_gradient():
+                assert leaf.grad is not None
+                leaf.grad.mul_(factor)
+        if self.inner:
+            self.inner.step()
+        self.zero_grad()
+        return norm
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        for version in self._weights:
+            version.clear()
+
+    def gradient_norm(self) -> float:
+        """The L2 norm over all parameters of all ranks, on every rank.
+
+        A left fold in float64 of squared norms per parameter, in model order: the same bits whatever the number of
+        ranks and the schedule.
+        """
+        squares = torch.zeros(self._num_slots, dtype=torch.float64)
+        for version in self._weights:
+            for name in version.leaves:
+                if (gradient := version.gradient(name)) is not None:
+                    squares[self._slots[name]] = gradient.double().square().sum().item()
+        total = 0.0
+        for square in self._peers.all_sum(squares).tolist():
+            total += square
+        return total**0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict() if self.inner else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.inner:
+            self.inner.load_state_dict(state)
+
+    def _leaves_with_gradient(self) -> list[Tensor]:
+        return [leaf for version in self._weights for leaf in version.leaves.values() if leaf.grad is not None]
+
+
+def _number(peers: Peers, weights: Sequence[Weights], stages: Sequence[int]) -> tuple[dict[str, int], int]:
+    """Gives every parameter of the model a number, in (stage, parameter) order; ranks know their own."""
+    mine = {stage: list(version.leaves) for stage, version in zip(stages, weights, strict=True)}
+    names: dict[int, list[str]] = {}
+    for theirs in peers.all_gather(mine):
+        names |= theirs
+    order = [name for stage in sorted(names) for name in names[stage]]
+    return {name: number for number, name in enumerate(order)}, len(order)

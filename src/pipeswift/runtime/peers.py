@@ -1,0 +1,127 @@
+"""The ranks of one pipeline and the groups they talk over, one group per class of traffic.
+
+Forward activations, backward gradients and control messages never queue behind each other.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from pipeswift.errors import PipeSwiftError
+
+AXES = ("pp", "dp", "ep", "tp")
+
+
+class MeshError(PipeSwiftError):
+    """The processes that were started do not form the mesh that was asked for."""
+
+
+class Disagreement(PipeSwiftError):
+    """Ranks of one pipeline hold different schedules, layouts, settings or versions."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """rank, size: this process's place in its pipeline. The groups are None in a pipeline of one."""
+
+    rank: int
+    size: int
+    device: torch.device
+    forward: dist.ProcessGroup | None = None
+    backward: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+
+    def all_sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks of a CPU tensor, in place, on every rank."""
+        if self.control is not None:
+            self.control.allreduce([values]).wait()
+        return values
+
+    def all_gather(self, thing: Any) -> list[Any]:
+        """Every rank's `thing` (anything that pickles), by rank, on every rank."""
+        if self.control is None:
+            return [thing]
+        data = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self.all_sum(sizes)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        padded[: len(data)] = data
+        everyone = [torch.empty_like(padded) for _ in range(self.size)]
+        self.control.allgather([everyone], [padded]).wait()
+        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(everyone, sizes.tolist(), strict=True)]
+
+
+def init_mesh(pp: int = 1, dp: int = 1, ep: int = 1, tp: int = 1) -> DeviceMesh:
+    """A DeviceMesh over the processes that torchrun started, with the axis "pp".
+
+    Starts torch.distributed (gloo on CPU) unless the caller has. Raises MeshError when the number of processes does not
+    match. Data, expert and tensor parallel axes must be 1: they are not supported yet.
+    """
+    for axis, size in zip(AXES, (pp, dp, ep, tp), strict=True):
+        if size < 1:
+            raise MeshError(f"{axis} must be at least 1, got {size}")
+        if axis != "pp" and size != 1:
+            raise MeshError(f"{axis} = {size} is not supported yet: use {axis} = 1")
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    if world != pp:
+        raise MeshError(
+            f"pp = {pp} needs {pp} processes, but {world} {'is' if world == 1 else 'are'} running: "
+            f"start them with torchrun --nproc-per-node {pp}, or set pp = {world}"
+        )
+    if not dist.is_initialized():
+        alone = world == 1 and "MASTER_ADDR" not in os.environ
+        store = dist.HashStore() if alone else None  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("gloo", store=store, rank=0 if alone else -1, world_size=1 if alone else -1)
+    return init_device_mesh("cpu", (pp,), mesh_dim_names=("pp",))
+
+
+def peers_of(mesh: DeviceMesh | Peers | None, timeout: timedelta = timedelta(minutes=30)) -> Peers:
+    """The pipeline that this process belongs to. Every process of the mesh must call this, in the same order."""
+    if isinstance(mesh, Peers):
+        return mesh
+    if mesh is None or mesh.size() == 1:
+        return Peers(0, 1, torch.device(mesh.device_type if mesh is not None else "cpu"))
+    axis = mesh["pp"] if mesh.mesh_dim_names and "pp" in mesh.mesh_dim_names else mesh
+    ranks = axis.mesh.flatten().tolist()
+
+    def group() -> dist.ProcessGroup:
+        made = dist.new_group(ranks, timeout=timeout, backend="gloo")
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    return Peers(
+        rank=ranks.index(dist.get_rank()),
+        size=len(ranks),
+        device=torch.device(mesh.device_type),
+        forward=group(),
+        backward=group(),
+        control=group(),
+    )
+
+
+def agree(peers: Peers, facts: dict[str, str]) -> None:
+    """Compares named facts over all ranks; every rank raises the same Disagreement when one differs.
+
+    A rank that has already failed passes {"error": text}; every rank then raises that text.
+    """
+    everyone = peers.all_gather(facts)
+    for rank, theirs in enumerate(everyone):
+        if "error" in theirs:
+            raise Disagreement(theirs["error"] if peers.size == 1 else f"rank {rank}: {theirs['error']}")
+    for name, mine in everyone[0].items():
+        odd = [rank for rank, theirs in enumerate(everyone) if theirs.get(name) != mine]
+        if odd:
+            raise Disagreement(
+                f"ranks disagree on the {name}: rank 0 has {mine}, rank {odd[0]} has {everyone[odd[0]].get(name)}; "
+                "start every rank with the same program, config and version"
+            )
