@@ -74,9 +74,9 @@ def test_an_exception_comes_back_with_rank_and_traceback(procs):
 
 
 def test_a_hang_comes_back_with_the_stacks(procs):
-    with pytest.raises(CaseFailed) as failure:
-        procs.run(first_rank_never_answers, world=2, timeout=0.5)
-    assert list(failure.value.errors) == [0]
+    procs.run(who, world=2)  # workers are up, so the time below is all for the hang
+    with pytest.raises(CaseFailed, match="did not answer in time") as failure:
+        procs.run(first_rank_never_answers, world=2, timeout=2.0)
     assert "in first_rank_never_answers" in failure.value.errors[0]
     assert "waiting for nobody" in failure.value.errors[0]
 
@@ -114,11 +114,11 @@ if __name__ == "__main__":
 
 
 def ends(pid: int) -> bool:
-    """Whether the process is gone, or goes within 10 seconds."""
+    """Whether the process is gone, or goes within 30 seconds."""
     try:
         watch = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    gone, _, _ = select.select([watch], [], [], 10)
+    gone, _, _ = select.select([watch], [], [], 30)
     os.close(watch)
     return bool(gone)
