@@ -81,16 +81,17 @@ class Pipeline:
     ):
         self._peers = peers_of(mesh, timeout)
         self._loss, self._seed, self._dynamic = loss, seed, dynamic_shapes
-        every_layer: Sequence[Layer] = ()
         try:
             self.schedule = _resolve(schedule, self._peers.size, microbatches, chunks)
             every_layer = layers_of(layers)
             self.layout = _layout(layout, len(every_layer), self.schedule.num_stages)
+            check(self.schedule)
+            mine = [stage for _, stage in self.schedule.stages_on(self.rank)]
+            self.stages = {stage: self._build(every_layer, stage) for stage in mine}
             facts = self._facts(config or {})
         except PipeSwiftError as error:
             facts = {"error": str(error)}
         agree(self._peers, facts)
-        self.stages = {stage: self._build(every_layer, stage) for _, stage in self.schedule.stages_on(self.rank)}
         self._weights = {index: Weights(stage.named_parameters()) for index, stage in self.stages.items()}
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executor = self._executor_of(self.schedule)
@@ -182,7 +183,6 @@ class Pipeline:
     # Inside.
 
     def _facts(self, config: Mapping[str, object]) -> dict[str, str]:
-        check(self.schedule)
         return {
             "versions": f"pipeswift {pipeswift.__version__}, torch {torch.__version__}, "
             f"Python {platform.python_version()}",
