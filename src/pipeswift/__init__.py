@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeswift.ir import Schedule
     from pipeswift.runtime import Optimizer, Pipeline, Result, init_mesh
 
-_HOMES = {name: "pipeswift.runtime" for name in __all__} | {"Schedule": "pipeswift.ir"}
+_HOMES = dict.fromkeys(__all__, "pipeswift.runtime") | {"Schedule": "pipeswift.ir"}
 
 
 def __getattr__(name: str) -> Any:
