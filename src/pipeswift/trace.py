@@ -52,13 +52,19 @@ class Trace:
         return len(self.start)
 
     def only(self, mask: np.ndarray) -> Trace:
-        """The spans that `mask` (bool, one per span) selects."""
+        """The spans that `mask` (bool, one per span, or their indices) selects."""
         columns = {key: getattr(self, key)[mask] for key in COLUMNS}
         return Trace(self.num_ranks, **columns, counters=self.counters, name=self.name, info=self.info)
 
     def on(self, rank: int, lane: int = COMPUTE) -> Trace:
         """The spans of one rank's lane."""
         return self.only((self.rank == rank) & (self.lane == lane))
+
+    def by_rank(self) -> tuple[Trace, ...]:
+        """The spans of each rank; one pass over the trace, where `on` makes one per rank."""
+        arranged = np.argsort(self.rank, kind="stable")
+        ends = np.searchsorted(self.rank[arranged], np.arange(1, self.num_ranks))
+        return tuple(self.only(spans) for spans in np.split(arranged, ends))
 
 
 COLUMNS = ("rank", "stage", "op", "microbatch", "start", "end", "lane")
@@ -120,7 +126,7 @@ def memory_curve(trace: Trace, memory: np.ndarray, rank: int) -> tuple[np.ndarra
 
 def peak_memory(trace: Trace, memory: np.ndarray) -> np.ndarray:
     """The highest level of `memory_curve` on each rank, shape (ranks,), at least 0."""
-    levels = (memory_curve(trace, memory, rank)[1] for rank in range(trace.num_ranks))
+    levels = (memory_curve(spans, memory, rank)[1] for rank, spans in enumerate(trace.by_rank()))
     return np.array([max(level.max(initial=0.0), 0.0) for level in levels])
 
 

@@ -1,0 +1,203 @@
+"""The Gantt picture: a bar per pass, a row per rank; several timelines rank by rank on one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from pipeswift.report.palette import HUES, IDLE, chunk_of, ink, shade
+from pipeswift.trace import COMPUTE, Trace, bubble_rate, makespan, memory_curve
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pipeswift",  # the same picture is the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": "#8c959f",
+    "xtick.color": "#57606a",
+    "ytick.color": "#57606a",
+    "text.color": "#1f2328",
+    "axes.labelcolor": "#57606a",
+}
+_METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_GREY = "#6e7781"
+_LEGEND = {
+    "frameon": False,
+    "borderaxespad": 0,
+    "handlelength": 1.2,
+    "handleheight": 0.9,
+    "columnspacing": 1.1,
+    "handletextpad": 0.4,
+}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Sizes in inches."""
+
+    row: float
+    left: float
+    width: float = 11.0
+    right: float = 0.25
+    top: float = 0.62
+    bottom: float = 0.42
+    memory: float = 0.0  # height of the memory curves, 0 for none
+
+    @property
+    def bars_width(self) -> float:
+        return self.width - self.left - self.right
+
+
+def save(
+    traces: Sequence[Trace], file: str | Path | IO, *, format: str, memory: np.ndarray | None = None, title: str = ""
+) -> None:
+    """Write the picture of `traces` as "svg" or "png"; the same input gives the same bytes.
+
+    Parameters as for `figure`. Raises OSError when `file` cannot be written, EmptyTrace when a trace has no span.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure(traces, memory=memory, title=title).savefig(file, format=format, dpi=160, metadata=_METADATA[format])
+
+
+def figure(traces: Sequence[Trace], *, memory: np.ndarray | None = None, title: str = "") -> Figure:
+    """The compute lanes of `traces`, each from its own first start, with their bubble rates.
+
+    memory: increments of shape (4, stages) as in `Costs.memory`; adds the live activations of every rank below.
+    title: by default the first trace's name. Raises EmptyTrace when a trace has no span.
+    """
+    ranks = max(trace.num_ranks for trace in traces)
+    rows = ranks * len(traces)
+    single = len(traces) == 1
+    layout = _Layout(
+        row=min(0.27, 11 / rows),
+        left=0.75 if single else 1.35,
+        memory=1.1 if memory is not None else 0.0,
+    )
+    step = 1.0 if single else len(traces) + 0.35  # from rank to rank, in rows
+    tops = np.arange(ranks) * step
+    total = max(makespan(trace) for trace in traces)
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if total >= scale), _UNITS[-1])
+    chunks = 1 + max(int(chunk_of(trace).max()) for trace in traces)
+
+    picture, axes, curves = _panels(layout, rows_high=tops[-1] + len(traces))
+    axes.set_xlim(0, total / scale)
+    for index, trace in enumerate(traces):
+        _bars(axes, trace, tops + index, scale, chunks, layout)
+    _rank_names(axes, traces, tops, layout)
+    _headline(picture, traces, title or traces[0].name, chunks, layout)
+    if memory is not None:
+        _memory(curves, traces, memory, scale)
+    curves.set_xlabel(f"time, {unit}", loc="right", labelpad=1)
+    return picture
+
+
+def _panels(layout: _Layout, rows_high: float) -> tuple[Figure, Axes, Axes]:
+    """(figure, axes of the bars, lowest axes): the lowest are those of the memory curves, if any."""
+    bars = layout.row * rows_high
+    below = layout.bottom + (layout.memory + 0.32 if layout.memory else 0.0)
+    height = layout.top + bars + below
+    picture = Figure(figsize=(layout.width, height))
+    left, width = layout.left / layout.width, layout.bars_width / layout.width
+    axes = picture.add_axes((left, below / height, width, bars / height))
+    axes.set_ylim(rows_high, 0)
+    if not layout.memory:
+        return picture, axes, axes
+    axes.tick_params(labelbottom=False)
+    return picture, axes, picture.add_axes((left, layout.bottom / height, width, layout.memory / height), sharex=axes)
+
+
+def _bars(axes: Axes, trace: Trace, tops: np.ndarray, scale: float, chunks: int, layout: _Layout) -> None:
+    """The bars of one trace; tops[rank] is the upper edge of that rank's row."""
+    origin = trace.start.min()
+    trace = trace.only(trace.lane == COMPUTE)
+    chunk = chunk_of(trace)
+    start, end, top = (trace.start - origin) / scale, (trace.end - origin) / scale, tops[trace.rank]
+    points_per_unit = 72 * layout.bars_width / axes.get_xlim()[1]
+    width = (end - start) * points_per_unit
+    for y in tops[: trace.num_ranks]:
+        axes.axhspan(y + 0.06, y + 0.94, color=IDLE, linewidth=0, zorder=0)
+    corners = np.stack([[start, top + 0.06], [end, top + 0.06], [end, top + 0.94], [start, top + 0.94]])
+    corners = np.moveaxis(corners, 2, 0)
+    shades = [[shade(hue, index, chunks) for index in range(chunks)] for hue in HUES]
+    colours = [shades[op][index] for op, index in zip(trace.op.tolist(), chunk.tolist(), strict=True)]
+    edge = 0.6 if np.median(width) > 4 else 0.0
+    axes.add_collection(PolyCollection(list(corners), facecolors=colours, edgecolors="white", linewidths=edge))
+
+    size = min(8.0, 72 * layout.row * 0.55)
+    label = trace.microbatch.astype(str)
+    fits = np.flatnonzero(width > np.char.str_len(label) * 0.62 * size + 2.5) if size >= 4 else ()
+    for i in fits:
+        x, y = (start[i] + end[i]) / 2, top[i] + 0.52
+        axes.text(x, y, label[i], size=size, color=ink(colours[i]), ha="center", va="center_baseline")
+
+
+def _rank_names(axes: Axes, traces: Sequence[Trace], tops: np.ndarray, layout: _Layout) -> None:
+    """Left of the rows: which rank, and with several traces, which trace."""
+    axes.tick_params(left=False)
+    every = max(1, round(0.14 / layout.row))
+    names = [(f"rank {rank}", top + len(traces) / 2) for rank, top in enumerate(tops.tolist())][::every]
+    if len(traces) == 1 or every > 1:
+        axes.set_yticks([y for _, y in names], [name for name, _ in names])
+        return
+    rows = [(trace.name, top + index + 0.5) for top in tops.tolist() for index, trace in enumerate(traces)]
+    axes.set_yticks([y for _, y in rows], [name for name, _ in rows], size=7)
+    for name, y in names:
+        x = -(layout.left - 0.15) / layout.bars_width
+        axes.text(x, y, name, transform=axes.get_yaxis_transform(), weight="bold", va="center")
+
+
+def _headline(picture: Figure, traces: Sequence[Trace], title: str, chunks: int, layout: _Layout) -> None:
+    """Title and figures on the left, legend on the right."""
+    left, height = layout.left / layout.width, picture.get_figheight()
+    picture.text(left, 1 - 0.12 / height, title, size=11, weight="bold", va="top")
+    figures = [_figures(trace) for trace in traces]
+    if len(traces) > 1:
+        figures = [f"{trace.name}: {text}" for trace, text in zip(traces, figures, strict=True)]
+    picture.text(left, 1 - 0.36 / height, "     ".join(figures), color=_GREY, va="top")
+    used = np.unique(np.concatenate([trace.op for trace in traces])).tolist()
+    patches = [Patch(color=HUES[op], label="FIWB"[op]) for op in used]
+    if chunks > 1:
+        patches += [Patch(color=shade(_GREY, chunk, chunks), label=f"chunk {chunk}") for chunk in range(chunks)]
+    corner = (1 - layout.right / layout.width, 1 - 0.08 / height)
+    picture.legend(handles=patches, **_LEGEND, loc="upper right", bbox_to_anchor=corner, ncols=len(patches))
+
+
+def _figures(trace: Trace) -> str:
+    by_span, by_makespan = bubble_rate(trace, by="span"), bubble_rate(trace, by="makespan")
+    return f"{makespan(trace):.4g} s, bubble {by_span:.1%} by span, {by_makespan:.1%} by makespan"
+
+
+def _memory(axes: Axes, traces: Sequence[Trace], memory: np.ndarray, scale: float) -> None:
+    """Live activations over time: a line per rank, the first trace solid, the others dashed."""
+    ranks = max(trace.num_ranks for trace in traces)
+    colours = [matplotlib.colormaps["viridis"](0.9 * rank / max(ranks - 1, 1)) for rank in range(ranks)]
+    shown = range(ranks) if ranks <= 8 else (0, ranks - 1)
+    keys = [Line2D([], [], color=colours[rank], label=f"rank {rank}") for rank in shown]
+    for index, trace in enumerate(traces):
+        line = "--" if index else "-"
+        for rank, spans in enumerate(trace.by_rank()):
+            times, levels = memory_curve(spans, memory, rank)
+            seconds = (times - trace.start.min()) / scale
+            axes.step(seconds, levels, line, where="post", color=colours[rank], linewidth=1)
+        if len(traces) > 1:
+            keys.append(Line2D([], [], color=_GREY, linestyle=line, label=trace.name))
+    axes.set_ylim(0)
+    axes.set_ylabel("live activations")
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.grid(axis="y", color="#d0d7de", linewidth=0.5)
+    axes.legend(handles=keys, **_LEGEND, loc="lower right", bbox_to_anchor=(1, 1.02), ncols=len(keys), fontsize=7)

@@ -1,0 +1,103 @@
+import io
+import subprocess
+import sys
+
+import pytest
+
+from pipeswift import schedules
+from pipeswift.cost import Costs
+from pipeswift.report import gantt
+from pipeswift.simulate import replay
+from pipeswift.trace import EmptyTrace
+from tests.report.timelines import SHORT, timeline
+
+SCHEDULE = schedules.build("interleaved-1f1b", 2, 4)
+COSTS = Costs.uniform(4, chunks=2)
+TRACE = replay(SCHEDULE, COSTS)
+
+
+def svg(*traces, **options):
+    file = io.BytesIO()
+    gantt.save(traces, file, format="svg", **options)
+    return file.getvalue().decode()
+
+
+def texts(figure):
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_every_pass_is_a_bar_with_its_micro_batch():
+    figure = gantt.figure([TRACE])
+    (bars,) = figure.axes[0].collections
+    assert len(bars.get_paths()) == len(TRACE)
+    assert sorted(texts(figure)) == sorted(str(i) for i in TRACE.microbatch)
+
+
+def test_bars_lie_where_the_spans_are():
+    (bars,) = gantt.figure([SHORT]).axes[0].collections
+    boxes = [path.get_extents() for path in bars.get_paths()]
+    assert [(box.x0, box.x1) for box in boxes] == [(0, 0.5), (2, 3), (0.5, 1), (1, 2)]
+    assert [int(box.y0) for box in boxes] == [0, 0, 1, 1]
+
+
+def test_several_traces_share_the_time_axis_rank_by_rank():
+    slow = timeline((0, "0F0", 0, 4), (1, "1F0", 4, 6), name="measured")
+    figure = gantt.figure([SHORT, slow])
+    axes = figure.axes[0]
+    assert axes.get_xlim() == (0, 6)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["short", "measured", "short", "measured"]
+    assert {"rank 0", "rank 1"} <= set(texts(figure))
+
+
+def test_the_headline_has_the_bubble_rates():
+    assert "33 s, bubble 27.3% by span, 27.3% by makespan" in svg(
+        replay(schedules.build("1f1b", 4, 8), Costs.uniform(4))
+    )
+
+
+def test_chunks_differ_in_shade_and_ops_in_hue():
+    (bars,) = gantt.figure([TRACE]).axes[0].collections
+    assert len({tuple(colour) for colour in bars.get_facecolor()}) == 4
+    assert all(f">{label}<" in svg(TRACE) for label in ("F", "B", "chunk 0", "chunk 1"))
+
+
+def test_the_memory_curve_is_below():
+    bars, curves = gantt.figure([TRACE], memory=COSTS.memory).axes
+    assert [max(line.get_ydata()) for line in curves.lines] == [2.5, 1.5]
+    assert bars.get_xlim() == curves.get_xlim()
+
+
+def test_numbers_that_do_not_fit_are_left_out():
+    long = replay(schedules.build("1f1b", 2, 400), Costs.uniform(2))
+    assert texts(gantt.figure([long])) == []
+
+
+def test_short_steps_are_shown_in_milliseconds():
+    assert ">time, ms<" in svg(timeline((0, "0F0", 5, 5.02)))
+
+
+def test_the_same_picture_is_the_same_file():
+    assert svg(TRACE, memory=COSTS.memory) == svg(TRACE, memory=COSTS.memory)
+    assert "<dc:date>" not in svg(TRACE)
+
+
+def test_png():
+    file = io.BytesIO()
+    gantt.save([TRACE], file, format="png")
+    assert file.getvalue().startswith(b"\x89PNG")
+
+
+def test_a_thousand_ranks_make_a_picture_of_ordinary_size():
+    width, height = gantt.figure([replay(schedules.build("gpipe", 1000, 1), Costs.uniform(1000))]).get_size_inches()
+    assert width < 12
+    assert height < 14
+
+
+def test_an_empty_trace_has_no_picture():
+    with pytest.raises(EmptyTrace):
+        gantt.figure([TRACE.only(TRACE.rank > 9)])
+
+
+def test_pictures_are_drawn_without_pyplot():
+    code = "import sys; from pipeswift.report import gantt; assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
