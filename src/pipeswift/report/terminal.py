@@ -42,8 +42,8 @@ def draw(trace: Trace, width: int = 160) -> str:
     `width` characters. Ranks with several stages show the stage: "2F5". Where only a letter fits, those of a rank's
     later stages are in lower case.
 
-        F0 F1 .. B0--- B1---
-        .. F0 B0--- F1 B1---
+        F0 F1 .. .. B0--- .. B1---
+        .. F0 B0--- F1 B1--- .. ..
 
     Raises EmptyTrace when no span was recorded.
     """

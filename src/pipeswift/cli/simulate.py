@@ -1,0 +1,169 @@
+"""`pipeswift simulate`: the timeline of one schedule under given costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import IO, Annotated, NamedTuple
+
+import typer
+
+from pipeswift import codec
+from pipeswift.cli import options, output, source
+from pipeswift.cost import Costs
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Schedule
+from pipeswift.report import first_excess, summarize
+from pipeswift.simulate import replay
+from pipeswift.trace import Trace
+
+
+class Run(NamedTuple):
+    """One simulated step."""
+
+    schedule: Schedule
+    costs: Costs
+    trace: Trace
+
+
+class OverMemory(PipeSwiftError):
+    """A schedule needs more memory than --memory-limit allows."""
+
+
+def _file(flag: str, what: str):
+    return typer.Option(flag, metavar="FILE", help=f'Write {what}; "-" is standard output.')
+
+
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        "--channel-bandwidth",
+        parser=options.number(float, 1, 1e18),
+        metavar="BYTES_PER_S",
+        help="One channel per direction and pair of ranks: messages queue. Without it, communication is pure latency.",
+    ),
+]
+BoundaryBytes = Annotated[
+    float | None,
+    typer.Option(
+        "--boundary-bytes",
+        parser=options.number(float, 0, 1e18),
+        metavar="N",
+        help="What one micro-batch sends from stage to stage; goes with --channel-bandwidth.",
+    ),
+]
+
+
+def simulate(
+    name: Annotated[str, typer.Argument(help="A schedule's name, or a .csv or .json file with one.", metavar="NAME")],
+    pp: options.Ranks = None,
+    microbatches: options.Microbatches = None,
+    chunks: options.Chunks = None,
+    forward: options.Forward = 1.0,
+    input_gradient: options.InputGradient = 1.0,
+    weight_gradient: options.WeightGradient = 1.0,
+    comm: options.Comm = 0.0,
+    memory_limit: options.MemoryLimit = None,
+    channel_bandwidth: Bandwidth = None,
+    boundary_bytes: BoundaryBytes = None,
+    csv: Annotated[str | None, _file("--csv", "the schedule, in torch's action text")] = None,
+    json: Annotated[str | None, _file("--json", "the figures")] = None,
+    svg: Annotated[str | None, _file("--svg", "the picture")] = None,
+    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Write the picture.")] = None,
+    perfetto: Annotated[str | None, _file("--perfetto", "a trace that opens in Perfetto")] = None,
+) -> None:
+    """Simulate one step of a schedule; draw it here, or write files."""
+    targets = {"--csv": csv, "--json": json, "--svg": svg, "--png": png, "--perfetto": perfetto}
+    wanted = {setting: target for setting, target in targets.items() if target is not None}
+    _check_targets(wanted)
+    schedule = source.get(name, pp, microbatches, chunks)
+    costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm)
+    costs = _with_channels(costs, channel_bandwidth, boundary_bytes)
+    run = Run(schedule, costs, replay(schedule, costs))
+    if memory_limit is not None:
+        _check_memory(run, memory_limit)
+    for setting, target in wanted.items():
+        with output.opened(target, setting, binary=setting == "--png") as file:
+            _WRITERS[setting](run, file)
+    if not wanted:
+        _show(run)
+
+
+def _check_targets(wanted: dict[str, str]) -> None:
+    if wanted.get("--png") == "-":
+        raise PipeSwiftError("--png - would put a picture's bytes on standard output. Give a file, or use --svg -.")
+    on_output = [setting for setting, target in wanted.items() if target == "-"]
+    if len(on_output) > 1:
+        raise PipeSwiftError(f"{' and '.join(on_output)} cannot share standard output. Give all but one a file.")
+
+
+def _with_channels(costs: Costs, bandwidth: float | None, boundary_bytes: float | None) -> Costs:
+    if bandwidth is None and boundary_bytes is None:
+        return costs
+    if bandwidth is None or boundary_bytes is None:
+        missing = "--channel-bandwidth" if bandwidth is None else "--boundary-bytes"
+        raise PipeSwiftError(f"--channel-bandwidth and --boundary-bytes go together. Add {missing}.")
+    filled = costs.boundary_bytes + boundary_bytes
+    return replace(costs, bandwidth=bandwidth, boundary_bytes=filled, serial_channels=True)
+
+
+def _check_memory(run: Run, limit: float) -> None:
+    excess = first_excess(run.trace, run.costs.memory, limit)
+    if excess is None:
+        return
+    peak = max(summarize(run.schedule, run.trace).peak_activations)
+    raise OverMemory(
+        f"{run.schedule.name} does not fit --memory-limit {limit:g}: on rank {excess.rank}, at {excess.time:g} s, "
+        f"{excess.action} brings the live activations to {excess.level:g}. "
+        f"Use --memory-limit {peak:g} or more, or a schedule that needs less (pipeswift compare)."
+    )
+
+
+def _write_csv(run: Run, file: IO) -> None:
+    file.write(codec.to_csv(run.schedule))
+
+
+def _write_json(run: Run, file: IO) -> None:
+    json.dump(asdict(summarize(run.schedule, run.trace)), file)
+    file.write("\n")
+
+
+def _write_picture(format: str) -> Callable[[Run, IO], None]:
+    def write(run: Run, file: IO) -> None:
+        from pipeswift.report import gantt
+
+        gantt.save([run.trace], file, format=format, memory=run.costs.memory, title=title(run.schedule))
+
+    return write
+
+
+def _write_perfetto(run: Run, file: IO) -> None:
+    from pipeswift.report import perfetto
+
+    perfetto.write([run.trace], file, memory=run.costs.memory)
+
+
+_WRITERS: dict[str, Callable[[Run, IO], None]] = {
+    "--csv": _write_csv,
+    "--json": _write_json,
+    "--svg": _write_picture("svg"),
+    "--png": _write_picture("png"),
+    "--perfetto": _write_perfetto,
+}
+
+
+def _show(run: Run) -> None:
+    from pipeswift.report.table import facts
+    from pipeswift.report.terminal import picture
+
+    console = output.console()
+    console.print(title(run.schedule), style="bold")
+    console.print(picture(run.trace, console.width))
+    console.print(facts({"simulated": summarize(run.schedule, run.trace)}))
+
+
+def title(schedule: Schedule) -> str:
+    """What the schedule is called and how large it is: "1f1b, 4 ranks, 8 micro-batches"."""
+    chunks = f", {schedule.chunks} chunks per rank" if schedule.chunks > 1 else ""
+    return f"{schedule.name}, {schedule.num_ranks} ranks{chunks}, {schedule.num_microbatches} micro-batches"
