@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+import pytest
+
+from pipeswift.codec import from_csv
+from pipeswift.ir import B, F, Order, Product, Schedule
+from pipeswift.passes import Transfer, fuse_backward, split_backward, transfers
+from pipeswift.schedules import build, entries, gpipe, interleaved
+
+
+def rows(schedule: Schedule) -> list[str]:
+    return [" ".join(map(str, order)) for order in schedule.orders]
+
+
+def test_split_backward_puts_w_behind_i():
+    assert rows(split_backward(build("1f1b", 2, 2))) == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"]
+
+
+def test_split_backward_lets_w_out_of_an_overlap():
+    schedule = from_csv("0F0,0F1,(0F2;0B0)OVERLAP_F_B,(0B1;0F3)OVERLAP_F_B,0B2,0B3")
+    assert rows(split_backward(schedule)) == [
+        "0F0 0F1 (0F2;0I0)OVERLAP_F_B 0W0 (0I1;0F3)OVERLAP_F_B 0W1 0I2 0W2 0I3 0W3"
+    ]
+
+
+def test_fuse_backward_joins_neighbours_only():
+    schedule = from_csv("0F0,0F1,0F2,0I0,0I1,0W0,0W1,0I2,0W2")
+    assert rows(fuse_backward(schedule)) == ["0F0 0F1 0F2 0I0 0I1 0W0 0W1 0B2"]
+
+
+def test_fuse_backward_leaves_overlaps_alone():
+    schedule = from_csv("0F0,0I0,0W0,(0F1;0I1)OVERLAP_F_B,0W1,(0I2;0W2)OVERLAP_F_B,0I3,(0W3;0F4)OVERLAP_F_B")
+    assert rows(fuse_backward(schedule)) == [
+        "0F0 0B0 (0F1;0I1)OVERLAP_F_B 0W1 (0I2;0W2)OVERLAP_F_B 0I3 (0W3;0F4)OVERLAP_F_B"
+    ]
+
+
+@pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
+def test_fusing_undoes_splitting(found):
+    schedule = build(found.name, 4, 8)
+    assert split_backward(schedule).splits_backward
+    assert fuse_backward(split_backward(schedule)) == schedule
+
+
+def test_transfers_are_what_crosses_ranks():
+    assert list(transfers(gpipe(2, 2))) == [
+        Transfer(Product.OUTPUT, stage=0, microbatch=0, source=0, destination=1, boundary=0),
+        Transfer(Product.OUTPUT, stage=0, microbatch=1, source=0, destination=1, boundary=0),
+        Transfer(Product.GRADIENT, stage=1, microbatch=0, source=1, destination=0, boundary=0),
+        Transfer(Product.GRADIENT, stage=1, microbatch=1, source=1, destination=0, boundary=0),
+    ]
+
+
+def test_the_gradient_travels_after_i():
+    schedule = gpipe(3, 2)
+    assert list(transfers(split_backward(schedule))) == list(transfers(schedule))
+
+
+def test_loop_placement_wraps_around():
+    ends = {(t.source, t.destination, t.boundary) for t in transfers(interleaved(2, 2, 2)) if t.product == 0}
+    assert ends == {(0, 1, 0), (1, 0, 1), (0, 1, 2)}
+
+
+def test_what_stays_on_a_rank_is_no_message():
+    assert len(transfers(gpipe(1, 3))) == 0
+    turn = from_csv("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n")
+    assert {t.boundary for t in transfers(turn)} == {0, 2}
+
+
+def test_routes_decide_who_sends():
+    two_way = replace(
+        gpipe(2, 2),
+        orders=(Order.of([F(0, 0), F(1, 1), B(1, 1), B(0, 0)]), Order.of([F(0, 1), F(1, 0), B(1, 0), B(0, 1)])),
+        routes=((0, 1), (1, 0)),
+        route_of=(0, 1),
+    )
+    assert [(t.microbatch, t.source, t.destination) for t in transfers(two_way)] == [
+        (0, 0, 1),
+        (1, 0, 1),
+        (1, 1, 0),
+        (0, 1, 0),
+    ]
