@@ -16,7 +16,7 @@ FLOORS = (
     {"cli"},
     {"train", "rehearse", "studio"},
     {"__init__"},
-    {"moe", "plan"},
+    {"moe", "plan", "nn"},
     {"runtime", "search"},
     {"verify", "simulate"},
     {"passes", "schedules", "policy", "report", "program", "codec"},

@@ -1,47 +1,124 @@
-"""A mini-batch cut into micro-batches."""
+"""A mini-batch cut into micro-batches: inputs, targets and arguments, by rules that refuse rather than guess."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 
+Rules = Mapping[str, int | None]  # argument -> dimension to cut along, or None: whole to every micro-batch
+
 
 class BatchError(PipeSwiftError):
     """A mini-batch cannot be cut into the micro-batches that the schedule works on."""
 
 
-class Split(NamedTuple):
-    """parts: one value per micro-batch, by id. shares: each part's share of the samples; they sum to 1."""
+@dataclass(frozen=True)
+class Part:
+    """What one micro-batch gets of one thing: a value, and where its samples lie in the mini-batch."""
 
-    parts: tuple[Any, ...]
-    shares: tuple[float, ...]
+    value: Any
+    first_sample: int
+    samples: int
+
+    def flat(self) -> Flat:
+        return flatten(self.value)._replace(first_sample=self.first_sample, samples=self.samples)
 
 
-def split(value: Any, microbatches: int, what: str) -> Split:
-    """Cuts every tensor of `value` along dimension 0, into sizes that differ by at most one, larger ones first.
+def cut(value: Any, microbatches: int, what: str) -> list[Part]:
+    """Micro-batches of `value`, by id.
 
-    Raises BatchError when there is no tensor, when tensors disagree on the batch size, or when it is too small.
+    A list is taken as ready-made micro-batches and never cut. Anything else is cut along dimension 0 of every tensor,
+    into sizes that differ by at most one, larger ones first. Raises BatchError when that cannot be done.
     """
-    flat = flatten(value)
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in flat.tensors}
+    if isinstance(value, list):
+        values = _ready_made(value, microbatches, what)
+    else:
+        size = batch_size(value, what)
+        if size < microbatches:
+            raise BatchError(
+                f"{what} hold {size} samples, fewer than the schedule's {microbatches} micro-batches: "
+                f"use a batch of at least {microbatches}, or fewer micro-batches"
+            )
+        values = _cut_along(value, microbatches, 0)
+    parts, first = [], 0
+    for piece in values:
+        parts.append(Part(piece, first, batch_size(piece, what)))
+        first += parts[-1].samples
+    return parts
+
+
+def shares(parts: Sequence[Part]) -> list[float]:
+    """Each part's share of all samples; they sum to 1."""
+    total = sum(part.samples for part in parts)
+    return [part.samples / total for part in parts]
+
+
+def cut_arguments(
+    arguments: Mapping[str, Any], microbatches: int, rules: Rules, size: int | None
+) -> list[dict[str, Any]]:
+    """The keyword arguments of each micro-batch.
+
+    An argument with a rule follows it. Without one, a list is taken as ready-made, plain values go whole to every
+    micro-batch, and tensors are cut along dimension 0, if that is `size`, the number of samples of the mini-batch
+    (None when it is not known on this rank); else BatchError asks for a rule.
+    """
+    pieces = {name: _argument(name, value, microbatches, rules, size) for name, value in arguments.items()}
+    return [{name: piece[i] for name, piece in pieces.items()} for i in range(microbatches)]
+
+
+def batch_size(value: Any, what: str) -> int:
+    """The size of dimension 0, which all tensors of `value` must share."""
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in flatten(value).tensors}
     if not sizes:
         raise BatchError(f"{what} hold no tensor on a rank that needs them: pass the mini-batch to step()")
     if len(sizes) > 1:
         raise BatchError(f"{what} hold tensors of different batch sizes (dimension 0): {sorted(sizes)}")
-    samples = sizes.pop()
-    if samples < microbatches:
+    return sizes.pop()
+
+
+def _argument(name: str, value: Any, microbatches: int, rules: Rules, size: int | None) -> Sequence[Any]:
+    tensors = flatten(value).tensors
+    if name in rules:
+        dimension = rules[name]
+        if dimension is None:
+            return [value] * microbatches
+        _check(name, tensors, dimension, size)
+        return _cut_along(value, microbatches, dimension)
+    if isinstance(value, list):
+        return _ready_made(value, microbatches, f"argument {name!r}")
+    if not tensors:
+        return [value] * microbatches
+    _check(name, tensors, 0, size)
+    return _cut_along(value, microbatches, 0)
+
+
+def _check(name: str, tensors: Sequence[Tensor], dimension: int, size: int | None) -> None:
+    for tensor in tensors:
+        found = tensor.shape[dimension] if -tensor.dim() <= dimension < tensor.dim() else None
+        if found is None or (size is not None and found != size):
+            raise BatchError(
+                f"argument {name!r} of shape {list(tensor.shape)} cannot be cut along dimension {dimension} into the "
+                f"micro-batches of a batch of {size}: say how with Pipeline(..., split={{{name!r}: dimension}}), or "
+                f"split={{{name!r}: None}} to give it whole to every micro-batch"
+            )
+
+
+def _ready_made(values: list[Any], microbatches: int, what: str) -> list[Any]:
+    if len(values) != microbatches:
         raise BatchError(
-            f"{what} hold {samples} samples, fewer than the schedule's {microbatches} micro-batches: "
-            f"use a batch of at least {microbatches}, or fewer micro-batches"
+            f"{what} are a list of {len(values)} micro-batches, but the schedule has {microbatches}: pass a list of "
+            f"{microbatches}, or one mini-batch (a tensor, tuple or dict) to have it cut"
         )
-    pieces = [_cut(tensor, microbatches) for tensor in flat.tensors]
-    parts = tuple(unflatten(Flat(group, flat.spec)) for group in zip(*pieces, strict=True))
-    return Split(parts, tuple(piece.shape[0] / samples for piece in pieces[0]))
+    return values
 
 
-def _cut(tensor: Tensor, parts: int) -> tuple[Tensor, ...]:
-    return tensor.tensor_split(parts)
+def _cut_along(value: Any, parts: int, dimension: int) -> list[Any]:
+    flat = flatten(value)
+    pieces = [tensor.tensor_split(parts, dim=dimension) for tensor in flat.tensors]
+    return [unflatten(flat._replace(tensors=group)) for group in zip(*pieces, strict=True)]

@@ -50,10 +50,12 @@ class Spec(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A value in the form in which it crosses."""
+    """A value in the form in which it crosses; its micro-batch is `samples` of the mini-batch, from `first_sample`."""
 
     tensors: tuple[Tensor, ...]
     spec: Spec
+    first_sample: int = 0
+    samples: int = 0
 
 
 def flatten(value: Any) -> Flat:
@@ -67,6 +69,12 @@ def flatten(value: Any) -> Flat:
 def unflatten(flat: Flat) -> Any:
     """The value that `flatten` took apart, with the given tensors in their places."""
     return _put_together(flat.spec.tree, flat.tensors)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same containers around changed tensors."""
+    flat = flatten(value)
+    return unflatten(flat._replace(tensors=tuple(map(change, flat.tensors))))
 
 
 def first_difference(one: Spec, other: Spec) -> str:

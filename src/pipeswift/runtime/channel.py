@@ -27,7 +27,9 @@ from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
 
 POOL = 2  # receive buffers per channel; `verify` assumes the same number
 
-_HEADER = 3  # spec number, whether it holds for the rest of the step, bytes of pickled spec that follow
+# A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
+# micro-batch's first sample, its number of samples.
+_HEADER = 5
 
 
 class Arrival(NamedTuple):
@@ -51,8 +53,7 @@ class Expected(NamedTuple):
 
 class _Posted(NamedTuple):
     microbatch: int
-    tensors: tuple[Tensor, ...]
-    spec: Spec | None
+    value: Flat | tuple[Tensor, ...]
     works: tuple[dist.Work, ...]
 
 
@@ -76,7 +77,7 @@ class Sender:
     def send(self, value: Flat, uniform: bool) -> None:
         """Hands over a stage's output. `uniform`: every micro-batch of this step has inputs of the same form."""
         if not self._uniform:
-            self._announce(value.spec, uniform)
+            self._announce(value, uniform)
         elif value.spec != self._current:
             assert self._current is not None
             raise ShapeError(
@@ -91,13 +92,14 @@ class Sender:
             tensor = tensor.contiguous()
             self._outbox.keep(self._group.send([tensor], self._peer, self._tag), tensor)
 
-    def _announce(self, spec: Spec, uniform: bool) -> None:
+    def _announce(self, value: Flat, uniform: bool) -> None:
+        spec = value.spec
         known = spec in self._specs
         if not known:
             self._specs.append(spec)
         payload = b"" if known else pickle.dumps(spec)
-        header = torch.tensor([self._specs.index(spec), uniform, len(payload)], dtype=torch.int64)
-        self.send_tensors([header])
+        header = [self._specs.index(spec), uniform, len(payload), value.first_sample, value.samples]
+        self.send_tensors([torch.tensor(header, dtype=torch.int64)])
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
         self._current, self._uniform = spec, uniform
@@ -115,7 +117,7 @@ class Receiver:
         self._buffers = Semaphore(POOL)
         self._arrived: dict[int, Flat | tuple[Tensor, ...]] = {}
         self._specs: list[Spec] = []
-        self._spec: Spec | None = None  # holds for the rest of the step
+        self._like: Flat | None = None  # what all messages of this step look like
         self.uniform = False
         name = f"receive {product.name.lower()} of stage {stage}"
         self._thread = Thread(target=self._serve, name=name, daemon=True)
@@ -154,38 +156,43 @@ class Receiver:
         """Whether to post the next receive now; with nothing posted yet, waits until there is room for one."""
         if not ahead:
             return self._buffers.acquire()
-        known = self._product is Product.GRADIENT or self._spec is not None
+        known = self._product is Product.GRADIENT or self._like is not None
         if not known or self._expected.empty():
             return False
         return self._buffers.acquire(blocking=False)
 
     def _post(self, expected: Expected) -> _Posted:
-        metas, spec = expected.metas, None
-        if metas is None:
-            spec = self._spec if self._spec is not None and not expected.first else self._read_header()
-            metas = spec.tensors
-        tensors = tuple(torch.empty(meta.shape, dtype=meta.dtype, device=self._device) for meta in metas)
-        return _Posted(expected.microbatch, tensors, spec, tuple(self._receive(tensor) for tensor in tensors))
+        if expected.metas is not None:
+            value = tensors = self._make_room(expected.metas)
+        else:
+            like = self._read_header() if self._like is None or expected.first else self._like
+            tensors = self._make_room(like.spec.tensors)
+            first = expected.microbatch * like.samples if self.uniform else like.first_sample
+            value = like._replace(tensors=tensors, first_sample=first)
+        return _Posted(expected.microbatch, value, tuple(self._receive(tensor) for tensor in tensors))
 
     def _deliver(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
-        value = posted.tensors if posted.spec is None else Flat(posted.tensors, posted.spec)
-        self._arrived[posted.microbatch] = value
+        self._arrived[posted.microbatch] = posted.value
         self._inbox.put(Arrival(self._product, self._stage, posted.microbatch))
 
-    def _read_header(self) -> Spec:
+    def _read_header(self) -> Flat:
+        """What the next message will look like, without its tensors."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._receive(header).wait()
-        number, uniform, size = header.tolist()
+        number, uniform, size, first_sample, samples = header.tolist()
         if size:
             payload = torch.empty(size, dtype=torch.uint8)
             self._receive(payload).wait()
             self._specs.append(pickle.loads(payload.numpy().tobytes()))
-        spec = self._specs[number]
+        like = Flat((), self._specs[number], first_sample, samples)
         self.uniform = bool(uniform)
-        self._spec = spec if uniform else None
-        return spec
+        self._like = like if uniform else None
+        return like
+
+    def _make_room(self, metas: Sequence[Meta]) -> tuple[Tensor, ...]:
+        return tuple(torch.empty(meta.shape, dtype=meta.dtype, device=self._device) for meta in metas)
 
     def _receive(self, tensor: Tensor) -> dist.Work:
         return self._group.recv([tensor], self._peer, self._tag)

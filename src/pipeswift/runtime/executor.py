@@ -8,18 +8,18 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Product, Schedule, parts
 from pipeswift.policy import Policy, Ready, View, slots_of
 from pipeswift.program import Kind, Lane, Step, compile_action
-from pipeswift.runtime.boundary import Flat, unflatten
+from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected
 from pipeswift.runtime.loss import StepLoss
 from pipeswift.runtime.recorder import Recorder, clock
-from pipeswift.runtime.seeds import mix
-from pipeswift.runtime.stage import Stage
+from pipeswift.runtime.stage import Entry, Stage
 from pipeswift.runtime.wiring import ChannelKey, Wiring
 
 
@@ -29,10 +29,11 @@ class NotSupported(PipeSwiftError):
 
 @dataclass
 class Job:
-    """What one step works on. inputs: by micro-batch, on the ranks that hold the first stage."""
+    """What one step works on; inputs and arguments by micro-batch, inputs on the ranks that hold the first stage."""
 
     key: int  # seeds the step's random numbers
     inputs: Sequence[Flat] = ()
+    arguments: Sequence[Mapping[str, Any]] = ()
     uniform: bool = True  # all inputs have one form
     loss: StepLoss | None = None  # on the ranks that hold the last stage
     keep_outputs: bool = False
@@ -61,7 +62,7 @@ class Executor:
         rank: int,
         stages: Mapping[int, Stage],
         wiring: Wiring,
-        policy: Policy,
+        policy: Callable[[Schedule], Policy],
         on_backward: Callable[[Stage], None],
         grad_ready: Callable[[Stage], None],
     ):
@@ -71,8 +72,9 @@ class Executor:
                 "use a schedule with whole backwards, for example 1f1b"
             )
         self.schedule, self.rank = schedule, rank
-        self._stages, self._wiring, self._policy = stages, wiring, policy
+        self._stages, self._wiring, self._policy = stages, wiring, policy(schedule)
         self._on_backward, self._grad_ready = on_backward, grad_ready
+        self._last = schedule.num_stages - 1
         self._slots = slots_of(schedule)
         self._here: dict[tuple[Product, int, int], Any] = {}  # products that stay on this rank
         self._job = Job(key=0)
@@ -82,7 +84,8 @@ class Executor:
     def run(self, job: Job) -> Recorder:
         """One step. Raises whatever a layer, the loss or a channel raised."""
         self._job = job
-        self._here.clear()
+        if self._last in self._stages:
+            self._stages[self._last].tail = self._tail
         self._wiring.begin(self.schedule)
         ready = Ready(self.schedule, self.rank, self._slots)
         backwards = dict.fromkeys(self._stages, 0)
@@ -130,8 +133,7 @@ class Executor:
     # How an action becomes calls: one method per kind of step and op.
 
     def _compile(self, stage: int, op: Op) -> tuple[tuple[Lane, Call], ...]:
-        last = self.schedule.num_stages - 1
-        downstream, upstream = stage < last, stage > 0
+        downstream, upstream = stage < self._last, stage > 0
         takes, sends = (upstream, downstream) if op is Op.F else (downstream, upstream)
         program = compile_action(
             Action(stage, op, 0), segments=len(self._stages[stage].segments), takes=takes, sends=sends
@@ -139,10 +141,8 @@ class Executor:
         calls = [(step.lane, self._bind(step, stage, op)) for step in program.steps]
         if op is Op.F and not upstream:
             calls.insert(0, (Lane.POINT_TO_POINT, self._load))
-        if not downstream and op is Op.F:
-            calls.append((Lane.COMPUTE, self._loss_forward))
-        elif not downstream:
-            calls.insert(0, (Lane.COMPUTE, self._loss_backward))
+        if op is Op.B and not downstream:
+            calls.insert(0, (Lane.COMPUTE, self._seed))
         return _join(calls)
 
     def _bind(self, step: Step, stage: int, op: Op) -> Call:
@@ -155,15 +155,15 @@ class Executor:
     def _load(self, work: Pass) -> None:
         work.value = self._job.inputs[work.microbatch]
 
-    def _loss_forward(self, work: Pass) -> None:
-        if self._job.keep_outputs:
-            self._job.outputs[work.microbatch] = unflatten(work.value)
-        if self._job.loss is not None:
-            self._job.loss.forward(work.microbatch, work.value)
-
-    def _loss_backward(self, work: Pass) -> None:
+    def _seed(self, work: Pass) -> None:
         assert self._job.loss is not None
-        work.value = self._job.loss.backward(work.microbatch)
+        work.value = (self._job.loss.seed(work.microbatch),)
+
+    def _tail(self, microbatch: int, output: Any) -> Any:
+        """What becomes of the model's output."""
+        if self._job.keep_outputs:
+            self._job.outputs[microbatch] = map_tensors(torch.Tensor.detach, output)
+        return None if self._job.loss is None else self._job.loss(microbatch, output)
 
     def _take(self, product: Product, maker: int) -> Call:
         boundary = maker if product is Product.OUTPUT else maker - 1
@@ -183,8 +183,9 @@ class Executor:
         piece = self._stages[stage]
 
         def forward(work: Pass) -> None:
-            key = mix(self._job.key, work.microbatch)
-            work.value = piece.forward(segment, work.microbatch, work.value, key)
+            arguments = self._job.arguments[work.microbatch] if self._job.arguments else {}
+            entry = Entry(work.microbatch, self._job.key, arguments)
+            work.value = piece.forward(segment, entry, work.value)
 
         return forward
 
@@ -201,7 +202,9 @@ class Executor:
             output: Flat = work.value
             sender = self._wiring.senders.get(self._key(stage, Product.OUTPUT, work.microbatch))
             if sender is None:
-                self._here[Product.OUTPUT, stage, work.microbatch] = output
+                # A copy, since the next stage may change its input in place and this one's graph may need it.
+                copies = tuple(tensor.clone() for tensor in output.tensors)
+                self._here[Product.OUTPUT, stage, work.microbatch] = output._replace(tensors=copies)
                 return
             if not self.schedule.forward_only:
                 gradients = self._wiring.receivers[self._key(stage, Product.GRADIENT, work.microbatch)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
+import torch
 from torch import nn
 
 from pipeswift.errors import PipeSwiftError
@@ -51,12 +53,31 @@ def layers_of(model: nn.Module | Sequence[Layer]) -> Sequence[Layer]:
     )
 
 
-def materialise(layer: Layer, index: int, seed: int) -> nn.Module:
-    """Layer number `index` as a module; a builder runs under a seed of its own, so any cut gives the same weights."""
-    if isinstance(layer, nn.Module):
-        return layer
+def materialise(layer: Layer, index: int, seed: int, device: torch.device) -> nn.Module:
+    """Layer number `index` as a module on `device`.
+
+    A builder, or the initialisation of a module on the meta device, runs under a seed of its own, so any cut gives the
+    same weights.
+    """
     with seeded(mix(seed, index)):
-        module = layer()
-    if not isinstance(module, nn.Module):
-        raise LayerError(f"layer {index}: its builder returned {type(module).__name__}, not an nn.Module")
-    return module
+        module = layer if isinstance(layer, nn.Module) else layer()
+        if not isinstance(module, nn.Module):
+            raise LayerError(f"layer {index}: its builder returned {type(module).__name__}, not an nn.Module")
+        if any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):
+            _initialise(module, index, device)
+    return module.to(device)
+
+
+def _initialise(module: nn.Module, index: int, device: torch.device) -> None:
+    """Gives a module on the meta device memory and, by its parts' `reset_parameters`, values."""
+    module.to_empty(device=device)
+    for name, part in module.named_modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        reset = getattr(part, "reset_parameters", None)
+        if own and reset is None:
+            raise LayerError(
+                f"layer {index} is on the meta device, and {name or type(part).__name__} has weights but no "
+                "reset_parameters(): give it one, or pass a function that builds the layer"
+            )
+        if reset is not None:
+            reset()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.boundary import Flat, unflatten
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int | float]]
 
@@ -25,10 +24,7 @@ class LossError(PipeSwiftError):
 
 @dataclass
 class StepLoss:
-    """The losses of one step, filed by micro-batch id. `weights` are each micro-batch's share of the samples.
-
-    The loss is a piece of the graph of its own: it starts at leaves that hold the last stage's output.
-    """
+    """The losses of one step, filed by micro-batch id. `weights` are each micro-batch's share of the samples."""
 
     function: LossFunction
     targets: Sequence[Any]
@@ -36,15 +32,10 @@ class StepLoss:
     scale: float = 1.0
     values: dict[int, Tensor] = field(default_factory=dict)  # detached means, or sums
     counts: dict[int, float] = field(default_factory=dict)  # only where the function gives (sum, count)
-    _open: dict[int, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)  # leaves and loss, until backward
 
-    def forward(self, microbatch: int, output: Flat) -> None:
-        """Computes and files the loss of one micro-batch."""
-        leaves = tuple(
-            tensor.detach().requires_grad_(meta.needs_grad)
-            for tensor, meta in zip(output.tensors, output.spec.tensors, strict=True)
-        )
-        loss = self.function(unflatten(Flat(leaves, output.spec)), self.targets[microbatch])
+    def __call__(self, microbatch: int, output: Any) -> Tensor:
+        """Computes and files the loss of one micro-batch; a scalar in the graph."""
+        loss = self.function(output, self.targets[microbatch])
         if isinstance(loss, tuple):
             loss, count = loss
             self.counts[microbatch] = float(count)
@@ -55,16 +46,13 @@ class StepLoss:
                 "for a loss per sample, return loss.mean()"
             )
         self.values[microbatch] = loss.detach()
-        if torch.is_grad_enabled():
-            self._open[microbatch] = tuple(leaf for leaf in leaves if leaf.requires_grad), loss
+        return loss
 
-    def backward(self, microbatch: int) -> tuple[Tensor, ...]:
-        """The gradients of the output's tensors that need one, in order."""
-        leaves, loss = self._open.pop(microbatch)
-        if loss.requires_grad:
-            weight = 1.0 if microbatch in self.counts else self.weights[microbatch] * self.scale
-            torch.autograd.backward(loss, torch.tensor(weight, dtype=loss.dtype, device=loss.device))
-        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+    def seed(self, microbatch: int) -> Tensor:
+        """The gradient with which the backward of that micro-batch starts."""
+        weight = 1.0 if microbatch in self.counts else self.weights[microbatch] * self.scale
+        loss = self.values[microbatch]
+        return torch.tensor(weight, dtype=loss.dtype, device=loss.device)
 
     def table(self) -> Tensor:
         """Shape (microbatches, 3) float64 on the CPU: value, weight, count; zeros for what another rank knows."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.ties import Tie
 from pipeswift.runtime.weights import Weights
+
+
+class NonFinite(PipeSwiftError):
+    """A gradient is infinite or not a number."""
 
 
 class Optimizer:
@@ -18,27 +25,37 @@ class Optimizer:
     def __init__(
         self,
         peers: Peers,
-        weights: Sequence[Weights],
-        stages: Sequence[int],
+        weights: Mapping[int, Weights],
+        ties: Sequence[Tie],
         kind: Callable[..., torch.optim.Optimizer],
         settings: dict[str, Any],
     ):
-        self._peers, self._weights = peers, weights
-        trained = [leaf for version in weights for leaf in version.leaves.values() if leaf.requires_grad]
+        self._peers, self._weights = peers, list(weights.values())
+        trained = [leaf for version in self._weights for leaf in version.leaves.values() if leaf.requires_grad]
         self.inner = kind(trained, **settings) if trained else None
-        self._slots, self._num_slots = _number(peers, weights, stages)
+        self.skipped = 0  # steps that a non-finite gradient prevented
+        self._slots, self._num_slots = _number(peers, weights, ties)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's groups, for learning-rate schedules; empty on a rank without parameters."""
         return self.inner.param_groups if self.inner else []
 
-    def step(self, *, clip_norm: float | None = None) -> float:
+    def step(self, *, clip_norm: float | None = None, nonfinite: Literal["skip", "stop"] = "skip") -> float:
         """Updates the weights, then forgets the gradients. Returns the gradient norm over the whole model, unclipped.
 
-        clip_norm: gradients are scaled so that this norm is at most that. Every rank must call this.
+        clip_norm: gradients are scaled so that this norm is at most that.
+        nonfinite: when a gradient anywhere in the model is infinite or not a number (the returned norm then is, too),
+            all ranks leave the weights as they are, or all raise NonFinite.
+        Every rank must call this.
         """
         norm = self.gradient_norm()
+        if not isfinite(norm):
+            self.zero_grad()
+            self.skipped += 1
+            if nonfinite == "stop":
+                raise NonFinite(f"the gradient norm of the model is {norm}: no rank has changed its weights")
+            return norm
         if clip_norm is not None:
             # The same formula, in the same precision, as torch.nn.utils.clip_grad_norm_.
             factor = min(1.0, clip_norm / (norm + 1e-6))
@@ -64,7 +81,7 @@ class Optimizer:
         squares = torch.zeros(self._num_slots, dtype=torch.float64)
         for version in self._weights:
             for name in version.leaves:
-                if (gradient := version.gradient(name)) is not None:
+                if name in self._slots and (gradient := version.gradient(name)) is not None:
                     squares[self._slots[name]] = gradient.double().square().sum().item()
         total = 0.0
         for square in self._peers.all_sum(squares).tolist():
@@ -82,11 +99,11 @@ class Optimizer:
         return [leaf for version in self._weights for leaf in version.leaves.values() if leaf.grad is not None]
 
 
-def _number(peers: Peers, weights: Sequence[Weights], stages: Sequence[int]) -> tuple[dict[str, int], int]:
-    """Gives every parameter of the model a number, in (stage, parameter) order; ranks know their own."""
-    mine = {stage: list(version.leaves) for stage, version in zip(stages, weights, strict=True)}
+def _number(peers: Peers, weights: Mapping[int, Weights], ties: Sequence[Tie]) -> tuple[dict[str, int], int]:
+    """Gives every parameter of the model a number, in (stage, parameter) order; of a tied one, only the first copy."""
     names: dict[int, list[str]] = {}
-    for theirs in peers.all_gather(mine):
+    for theirs in peers.all_gather({stage: list(version.leaves) for stage, version in weights.items()}):
         names |= theirs
-    order = [name for stage in sorted(names) for name in names[stage]]
+    copies = {name for tie in ties for name in sorted(tie.holders.values(), key=tie.names.index)[1:]}
+    order = [name for stage in sorted(names) for name in names[stage] if name not in copies]
     return {name: number for number, name in enumerate(order)}, len(order)

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
+from pipeswift.runtime.context import current
 from pipeswift.runtime.seeds import generator_of, mix
 
 UNBOUND: AbstractContextManager[None] = nullcontext()
+
+
+class Entry(NamedTuple):
+    """What a pass needs besides its input. key: of (seed, step). arguments: keyword arguments for layers, by name."""
+
+    microbatch: int
+    key: int
+    arguments: Mapping[str, Any]
+
+
+class Crossing(NamedTuple):
+    """What crosses between segments: a value, and what earlier layers have put aside for later ones."""
+
+    value: Any
+    skips: dict[str, Any]
 
 
 class Segment:
     """Layers that run without a break; segments of a stage are separate pieces of the autograd graph."""
 
     def __init__(self, layers: Sequence[nn.Module], first: int, device: torch.device):
-        self.layers = tuple(layer.to(device) for layer in layers)
+        self.layers = tuple(layers)
         self.first = first  # global index of the first layer
+        self.takes = tuple(_keywords(layer) for layer in self.layers)
         self._generator = generator_of(device)
 
-    def __call__(self, value: object, key: int) -> object:
-        """Runs the layers; each draws its random numbers from a seed made of `key` and its global index."""
-        for index, layer in enumerate(self.layers, self.first):
+    def __call__(self, value: Any, entry: Entry) -> Any:
+        """Runs the layers; each draws its random numbers from a seed of its own and gets the arguments it names."""
+        key = mix(entry.key, entry.microbatch)
+        for index, (layer, takes) in enumerate(zip(self.layers, self.takes, strict=True), self.first):
             self._generator.manual_seed(mix(key, index))
-            value = layer(value)
+            current.layer = index
+            if takes and entry.arguments:
+                value = layer(value, **{name: entry.arguments[name] for name in takes if name in entry.arguments})
+            else:
+                value = layer(value)
         return value
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -46,11 +70,15 @@ class Record:
 
 
 class Stage:
-    """Stage `index` of the pipeline: its segments and what is in flight on it."""
+    """Stage `index` of the pipeline: its segments and what is in flight on it.
+
+    tail: what the last stage does with the model's output, (micro-batch, output) -> loss; part of its last segment.
+    """
 
     def __init__(self, index: int, segments: Sequence[Segment]):
         self.index = index
         self.segments = tuple(segments)
+        self.tail: Callable[[int, Any], Any] | None = None
         self._records: dict[int, Record] = {}
 
     @property
@@ -62,19 +90,19 @@ class Stage:
         """Surrounds every F and every backward. Synchronous training uses the module's own weights: nothing to do."""
         return UNBOUND
 
-    def forward(self, segment: int, microbatch: int, value: Flat, key: int) -> Flat:
+    def forward(self, segment: int, entry: Entry, flat: Flat) -> Flat:
         """One segment's F. Keeps what the backward needs, and of the output no more than its place in the graph."""
-        entered = tuple(
+        leaves = tuple(
             tensor.detach().requires_grad_(meta.needs_grad)
-            for tensor, meta in zip(value.tensors, value.spec.tensors, strict=True)
+            for tensor, meta in zip(flat.tensors, flat.spec.tensors, strict=True)
         )
         with self.bind():
-            out = flatten(self.segments[segment](unflatten(Flat(entered, value.spec)), key))
+            out = self._run(segment, entry, flat._replace(tensors=tuple(map(_enter, leaves))))
         if torch.is_grad_enabled():
-            record = self._records.setdefault(microbatch, Record(len(self.segments)))
-            record.entered[segment] = tuple(leaf for leaf in entered if leaf.requires_grad)
+            record = self._records.setdefault(entry.microbatch, Record(len(self.segments)))
+            record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
             record.left[segment] = tuple(get_gradient_edge(tensor) for tensor in out.tensors if tensor.requires_grad)
-        return Flat(tuple(tensor.detach() for tensor in out.tensors), out.spec)
+        return out._replace(tensors=tuple(tensor.detach() for tensor in out.tensors))
 
     def backward(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's B: accumulates into the parameters, returns the gradients of what entered, in order.
@@ -91,6 +119,10 @@ class Stage:
             del self._records[microbatch]
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in entered)
 
+    def forget(self) -> None:
+        """Drops whatever a step that failed left in flight."""
+        self._records.clear()
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(global name, parameter); the name starts with the layer's index in the whole model."""
         for segment in self.segments:
@@ -99,3 +131,36 @@ class Stage:
     def modules(self) -> Iterator[nn.Module]:
         for segment in self.segments:
             yield from segment.layers
+
+    def _run(self, segment: int, entry: Entry, flat: Flat) -> Flat:
+        value = unflatten(flat)
+        current.key, current.first_sample = entry.key, flat.first_sample
+        value, current.skips = value if isinstance(value, Crossing) else (value, {})
+        value = self.segments[segment](value, entry)
+        skips, current.skips = current.skips, {}
+        if self.tail is not None and segment == len(self.segments) - 1:
+            value = self.tail(entry.microbatch, value)
+        return flatten(Crossing(value, skips) if skips else value)._replace(first_sample=flat.first_sample)
+
+
+class _Enter(torch.autograd.Function):
+    """The identity, to a tensor of its own over the same memory: a layer may change its input in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(leaf)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def _enter(leaf: Tensor) -> Tensor:
+    return _Enter.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
+
+
+def _keywords(layer: nn.Module) -> tuple[str, ...]:
+    """The arguments that the layer's forward takes by name, after the first."""
+    parameters = list(inspect.signature(layer.forward).parameters.values())[1:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in named)

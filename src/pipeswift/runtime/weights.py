@@ -37,6 +37,13 @@ class Weights:
         """The accumulated gradient, float32 or wider; None for a parameter that got none."""
         return self._wide.get(name) if name in self._narrow else self.leaves[name].grad
 
+    def set_gradient(self, name: str, gradient: Tensor) -> None:
+        """Replaces the accumulated gradient."""
+        if name in self._narrow:
+            self._wide[name] = gradient
+        else:
+            self.leaves[name].grad = gradient
+
     def scale(self, divisor: float) -> None:
         """Divides every accumulated gradient, in place."""
         for name in self.leaves:
@@ -54,17 +61,18 @@ class Weights:
         for leaf in self.leaves.values():
             leaf.grad = None
 
-    def set_aside(self) -> dict[str, Tensor]:
-        """Takes the gradients out, so that a step can gather its own; `restore` adds them again."""
-        taken = {name: gradient for name in self.leaves if (gradient := self.gradient(name)) is not None}
-        self.clear()
+    def set_aside(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Takes these gradients out, so that a step can gather its own; `restore` adds them again."""
+        taken = {}
+        for name in names:
+            if name in self.leaves and (gradient := self.gradient(name)) is not None:
+                taken[name] = gradient
+                self._wide.pop(name, None)
+                self.leaves[name].grad = None
         return taken
 
     def restore(self, taken: dict[str, Tensor]) -> None:
         for name, earlier in taken.items():
             if (gradient := self.gradient(name)) is not None:
                 earlier.add_(gradient)
-            if name in self._narrow:
-                self._wide[name] = earlier
-            else:
-                self.leaves[name].grad = earlier
+            self.set_gradient(name, earlier)
