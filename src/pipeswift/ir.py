@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -136,7 +136,11 @@ class Order(Sequence[Action | Overlap]):
     def __len__(self) -> int:
         return len(self.rows) - len(self.joined)
 
-    def __getitem__(self, index):  # type: ignore[override]
+    @overload
+    def __getitem__(self, index: int) -> Action | Overlap: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Action | Overlap]: ...
+    def __getitem__(self, index: int | slice) -> Action | Overlap | list[Action | Overlap]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]

@@ -92,10 +92,8 @@ def longest_span(trace: Trace) -> float:
 
 
 def busy_per_rank(trace: Trace) -> np.ndarray:
-    """For each rank, seconds spent in passes on its compute lane."""
-    mine = trace.lane == COMPUTE
-    seconds = (trace.end - trace.start)[mine]
-    return np.bincount(trace.rank[mine], weights=seconds, minlength=trace.num_ranks)
+    """For each rank, seconds spent in passes on its compute lane; the time of overlapped passes counts once."""
+    return np.array([_covered(spans.on(rank)) for rank, spans in enumerate(trace.by_rank())])
 
 
 def bubble_rate(trace: Trace, *, by: Literal["span", "makespan"]) -> float:
@@ -128,6 +126,12 @@ def peak_memory(trace: Trace, memory: np.ndarray) -> np.ndarray:
     """The highest level of `memory_curve` on each rank, shape (ranks,), at least 0."""
     levels = (memory_curve(spans, memory, rank)[1] for rank, spans in enumerate(trace.by_rank()))
     return np.array([max(level.max(initial=0.0), 0.0) for level in levels])
+
+
+def _covered(spans: Trace) -> float:
+    """Seconds in which at least one of `spans`, given in the order of their starts, was under way."""
+    until = np.maximum.accumulate(np.concatenate(([-np.inf], spans.end[:-1])))[: len(spans)]
+    return float(np.maximum(spans.end - np.maximum(spans.start, until), 0.0).sum())
 
 
 def _require_spans(trace: Trace) -> None:

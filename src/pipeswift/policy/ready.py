@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from pipeswift.ir import MAKES, Action, B, F, I, Op, Product, Schedule, W, needs
+from pipeswift.ir import MAKES, Action, B, F, I, Op, Product, Schedule, W, needs, parts
 
 Slots = Mapping[tuple[int, int], int]  # (stage, route) -> micro-batches that may be in flight there
 
@@ -80,12 +80,18 @@ class Ready:
 
     def __iter__(self) -> Iterator[Action]:
         """Every ready action; a backward is offered whole (B) and split (I)."""
+        return (action for action in self.next_in_line() if action in self)
+
+    def next_in_line(self) -> Iterator[Action]:
+        """For each stage and route, the next action of each op, ready or not."""
         for route, stage in self._held:
             for make, queues in ((F, self._forward), (I, self._backward), (B, self._backward), (W, self._weight)):
                 if queue := queues[stage, route]:
-                    action = make(stage, queue[0])
-                    if action in self:
-                        yield action
+                    yield make(stage, queue[0])
+
+    def has(self, product: Product, stage: int, microbatch: int) -> bool:
+        """Whether what that stage made of that micro-batch is here."""
+        return (product, stage, microbatch) in self._here
 
     def free_slots(self, stage: int, route: int) -> int:
         return self._free[stage, route]
@@ -98,11 +104,14 @@ def slots_of(schedule: Schedule) -> dict[tuple[int, int], int]:
     )
     peak = dict(level)
     for order in schedule.orders:
-        for stage, op, microbatch in order.actions():
-            place = stage, schedule.route_of[microbatch]
-            if op is Op.F:
-                level[place] += 1
-                peak[place] = max(peak[place], level[place])
-            elif op is not Op.I:
-                level[place] -= 1
+        for entry in order:
+            # Both parts of an Overlap start before either ends.
+            for stage, op, microbatch in parts(entry):
+                if op is Op.F:
+                    place = stage, schedule.route_of[microbatch]
+                    level[place] += 1
+                    peak[place] = max(peak[place], level[place])
+            for stage, op, microbatch in parts(entry):
+                if op in (Op.W, Op.B):
+                    level[stage, schedule.route_of[microbatch]] -= 1
     return peak

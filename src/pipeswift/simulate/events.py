@@ -1,0 +1,140 @@
+"""The event loop: the timeline of any policy, which decides at each moment from what is ready by then."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+
+from pipeswift.cost import Costs
+from pipeswift.ir import Action, Op, Overlap, Product, Schedule, needs, parts
+from pipeswift.policy import Follow, Policy, Ready, Slots, View, slots_of
+from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
+from pipeswift.simulate.replay import timeline
+from pipeswift.simulate.tables import NONE, links, product_of
+from pipeswift.trace import Trace
+
+
+def run(schedule: Schedule, costs: Costs, policy: Policy | None = None, slots: Slots | None = None) -> Trace:
+    """When every action runs if `policy` decides; clock, links and Overlaps as in `replay`; seconds, from 0.
+
+    policy: what each rank starts next; by default it follows the schedule. The schedule says where stages are.
+    slots: (stage, route) -> micro-batches in flight there; by default the most that the schedule's own order has.
+    The policy is asked whenever a rank is free and something has happened on it: the step began, an entry of its own
+    ended, a message arrived; all that happens at one moment happens before the questions.
+    Raises Deadlock when nothing more will happen and a rank has work left, CostsMismatch as `replay` does, ValueError
+    when the policy starts what is not ready.
+    """
+    clock = _Clock(schedule, costs, slots_of(schedule) if slots is None else slots)
+    clock.play(Follow(schedule) if policy is None else policy)
+    return clock.trace()
+
+
+class _Clock:
+    """The state of one run: what each rank has done, and the events to come."""
+
+    def __init__(self, schedule: Schedule, costs: Costs, slots: Slots):
+        self._schedule = schedule
+        self._costs = costs
+        self._links = links(schedule, costs)
+        self._ready = [Ready(schedule, rank, slots) for rank in range(schedule.num_ranks)]
+        self._started = [0] * schedule.num_ranks
+        self._running = [0] * schedule.num_ranks  # actions started and not ended
+        self._spans: list[list[tuple[Action, float, float]]] = [[] for _ in range(schedule.num_ranks)]
+        self._channel_free: dict[int, float] = {}
+        # (time, number, rank, action, what arrives there of it): no product when the action ends there.
+        self._events: list[tuple[float, int, int, Action, Product | None]] = []
+        self._number = count()
+
+    def play(self, policy: Policy) -> None:
+        now, touched = 0.0, set(range(self._schedule.num_ranks))
+        while True:
+            for rank in sorted(touched):
+                self._ask(policy, rank, now)
+            if not self._events:
+                break
+            now = self._events[0][0]
+            touched = set(self._happen(now))
+        if stuck := list(self._stuck()):
+            raise Deadlock(self._schedule.name, self._schedule.num_ranks, stuck)
+
+    def trace(self) -> Trace:
+        spans = [span for mine in self._spans for span in mine]
+        rows = np.array([action for action, _, _ in spans], dtype=np.int32).reshape(-1, 3)
+        start, end = np.array([times for _, *times in spans], dtype=np.float64).reshape(-1, 2).T
+        return timeline(self._schedule, rows, [len(mine) for mine in self._spans], start, end)
+
+    def _ask(self, policy: Policy, rank: int, now: float) -> None:
+        if self._running[rank]:
+            return
+        ready = self._ready[rank]
+        entry = policy.next(ready, View(rank, now, self._started[rank]))
+        if entry is None:
+            return
+        for action in parts(entry):
+            if action not in ready:
+                raise ValueError(f"the policy started {entry} on rank {rank} at {now}, where {action} is not ready")
+        self._started[rank] += 1
+        for action, start, end in self._times(entry, now):
+            ready.start(action)
+            self._running[rank] += 1
+            self._spans[rank].append((action, start, end))
+            self._push(end, rank, action, None)
+
+    def _times(self, entry: Action | Overlap, now: float) -> Iterator[tuple[Action, float, float]]:
+        """(action, start, end) of each part."""
+        seconds, overlap = self._costs.seconds, self._costs.overlap
+        for action in parts(entry):
+            if isinstance(entry, Overlap) and overlap is not None:
+                yield action, now, now + overlap
+            else:
+                end = now + float(seconds[action.op, action.stage, action.microbatch % seconds.shape[2]])
+                yield action, now, end
+                now = end
+
+    def _push(self, time: float, rank: int, action: Action, product: Product | None) -> None:
+        heapq.heappush(self._events, (time, next(self._number), rank, action, product))
+
+    def _happen(self, now: float) -> Iterator[int]:
+        """Let everything of this moment happen; the ranks that it happened on."""
+        while self._events and self._events[0][0] == now:
+            _, _, rank, action, product = heapq.heappop(self._events)
+            if product is None:
+                self._running[rank] -= 1
+                self._ready[rank].finish(action)
+                self._send(action, now)
+            else:
+                self._ready[rank].arrive(product, action.stage, action.microbatch)
+            yield rank
+
+    def _send(self, action: Action, now: float) -> None:
+        at = self._schedule.route_of[action.microbatch], action.op, action.stage
+        product, receiver, channel = product_of(action.op), self._links.receiver[at], self._links.channel[at]
+        if product is None or receiver == NONE:
+            return
+        begin = now if channel == NONE else max(now, self._channel_free.get(int(channel), 0.0))
+        sent = begin + float(self._links.transfer[at])
+        if channel != NONE:
+            self._channel_free[int(channel)] = sent
+        self._push(sent + float(self._links.latency[at]), int(receiver), action, product)
+
+    def _stuck(self) -> Iterator[Stuck]:
+        """Each unfinished rank's actions next in line; a backward, which could be split or not, appears as B."""
+        for rank, ready in enumerate(self._ready):
+            if not ready.finished:
+                for action in ready.next_in_line():
+                    if action.op is not Op.I:
+                        yield Stuck(rank, action, tuple(self._reasons(rank, action)))
+
+    def _reasons(self, rank: int, action: Action) -> Iterator[str]:
+        ready = self._ready[rank]
+        if action in ready:
+            yield "it is ready, but the policy does not start it"
+        for product, stage in needs(action, self._schedule.num_stages):
+            if not ready.has(product, stage, action.microbatch):
+                yield misses(self._schedule, product, stage, action.microbatch)
+        route = self._schedule.route_of[action.microbatch]
+        if action.op is Op.F and ready.free_slots(action.stage, route) <= 0:
+            yield f"all slots of stage {action.stage} are taken"

@@ -1,0 +1,46 @@
+"""Costs from a measured trace: what a step would take if nothing but its passes and links took time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeswift.cost import Costs, activations
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Op, Schedule
+from pipeswift.trace import COMPUTE, Trace
+
+
+def measured_costs(
+    schedule: Schedule,
+    trace: Trace,
+    *,
+    latency: float | np.ndarray = 0.0,
+    bandwidth: float = float("inf"),
+    boundary_bytes: float = 0.0,
+) -> Costs:
+    """The seconds per pass that `trace` measured in one step of `schedule`, with the given links.
+
+    So `replay(schedule, measured_costs(schedule, trace))` is that step without the runtime's own share. Several spans
+    of one pass on its compute lane add up. A pass that did not run is NaN, and `replay` refuses a schedule with it.
+    latency, bandwidth as in Costs; boundary_bytes at every boundary. Memory counts activations.
+    Raises PipeSwiftError when the trace has a span outside the schedule.
+    """
+    spans = trace.only(trace.lane == COMPUTE)
+    shape = len(Op), schedule.num_stages, schedule.num_microbatches
+    passes = spans.op, spans.stage, spans.microbatch
+    if any(index.max(initial=0) >= size for index, size in zip(passes, shape, strict=True)):
+        raise PipeSwiftError(
+            f"the trace goes to stage {spans.stage.max()} and micro-batch {spans.microbatch.max()}, but schedule "
+            f"{schedule.name} has {shape[1]} stages and {shape[2]} micro-batches: give the schedule that ran."
+        )
+    seconds = np.zeros(shape)
+    np.add.at(seconds, passes, spans.end - spans.start)
+    ran = np.zeros(shape, dtype=np.bool_)
+    ran[passes] = True
+    return Costs(
+        seconds=np.where(ran, seconds, np.nan),
+        memory=activations(schedule.num_stages, schedule.chunks),
+        boundary_bytes=np.full(schedule.num_stages - 1, float(boundary_bytes)),
+        latency=latency,
+        bandwidth=bandwidth,
+    )
