@@ -59,7 +59,10 @@ class Flat(NamedTuple):
 
 
 def flatten(value: Any) -> Flat:
-    """Takes a value apart. Tuples, lists, dicts, dataclasses and named tuples are containers; all else is plain."""
+    """Takes a value apart. Tuples, lists, dicts, dataclasses and named tuples are containers; all else is plain.
+
+    A tensor that stands in several places crosses once: its gradient then adds up as it would without a boundary.
+    """
     tensors: list[Tensor] = []
     tree = _take_apart(value, tensors)
     metas = tuple(Meta(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
@@ -99,6 +102,9 @@ def _take_apart(value: Any, tensors: list[Tensor]) -> Any:
                 f"a stage's output holds a tensor of layout {value.layout}, which cannot cross to another stage: "
                 "use a dense tensor (for example tensor.to_dense())"
             )
+        for number, known in enumerate(tensors):
+            if known is value:
+                return Place(number)
         tensors.append(value)
         return Place(len(tensors) - 1)
     members = list(_members(value))
