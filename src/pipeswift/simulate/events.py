@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import count
+from math import isnan
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from pipeswift.ir import Action, Op, Overlap, Product, Schedule, needs, parts
 from pipeswift.policy import Follow, Policy, Ready, Slots, View, slots_of
 from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
 from pipeswift.simulate.replay import timeline
-from pipeswift.simulate.tables import NONE, links, product_of
+from pipeswift.simulate.tables import NONE, links, product_of, unmeasured
 from pipeswift.trace import Trace
 
 
@@ -91,6 +92,8 @@ class _Clock:
                 yield action, now, now + overlap
             else:
                 end = now + float(seconds[action.op, action.stage, action.microbatch % seconds.shape[2]])
+                if isnan(end):
+                    raise unmeasured(action)
                 yield action, now, end
                 now = end
 

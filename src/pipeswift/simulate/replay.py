@@ -11,7 +11,7 @@ from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule, needs, parts
 from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
-from pipeswift.simulate.tables import PRODUCTS, CostsMismatch, dependencies, links
+from pipeswift.simulate.tables import PRODUCTS, dependencies, links, unmeasured
 from pipeswift.trace import COMPUTE, Trace
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ def _check_seconds(rows: np.ndarray, costs: Costs) -> None:
     unknown = np.isnan(costs.seconds[op, stage, microbatch % costs.seconds.shape[2]])
     if unknown.any():
         stage, op, microbatch = rows[np.argmax(unknown)].tolist()
-        raise CostsMismatch(
-            f"costs.seconds has no number for {Action(stage, Op(op), microbatch)}: measured costs only fit schedules "
-            "made of passes that ran."
-        )
+        raise unmeasured(Action(stage, Op(op), microbatch))
 
 
 def _stuck(schedule: Schedule, done: list[int], arrival: np.ndarray) -> Iterator[Stuck]:

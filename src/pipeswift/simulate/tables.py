@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
-from pipeswift.ir import MAKES, NEEDS, Op, Product, Schedule
+from pipeswift.ir import MAKES, NEEDS, Action, Op, Product, Schedule
 
 NONE = np.uint64(2**64 - 1)  # "no such thing", in arrays of indices
 PRODUCTS = 1 + max(product for need in NEEDS for product, _ in need)  # those that some pass needs come first
@@ -17,6 +17,13 @@ PRODUCTS = 1 + max(product for need in NEEDS for product, _ in need)  # those th
 
 class CostsMismatch(PipeSwiftError):
     """Costs made for another schedule: their shapes or values do not fit this one."""
+
+
+def unmeasured(action: Action) -> CostsMismatch:
+    """The error of a pass that costs read off a trace have no seconds for."""
+    return CostsMismatch(
+        f"costs.seconds has no number for {action}: measured costs only fit schedules made of passes that ran."
+    )
 
 
 class Dependencies(NamedTuple):

@@ -1,0 +1,47 @@
+"""Costs read off a trace."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeswift.cost import Costs
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Op
+from pipeswift.passes import split_backward
+from pipeswift.schedules import build
+from pipeswift.simulate import CostsMismatch, measured_costs, replay, run
+
+SCHEDULE = build("1f1b", 3, 4)
+COSTS = replace(Costs.uniform(3, comm=0.25), seconds=np.random.default_rng(0).integers(1, 9, (4, 3, 4)) / 8.0)
+TRACE = replay(SCHEDULE, COSTS)
+
+
+def test_the_replay_of_measured_costs_is_the_measured_timeline():
+    again = replay(SCHEDULE, measured_costs(SCHEDULE, TRACE, latency=0.25))
+    assert np.array_equal(again.start, TRACE.start)
+    assert np.array_equal(again.end, TRACE.end)
+
+
+def test_passes_that_did_not_run_have_no_cost():
+    costs = measured_costs(SCHEDULE, TRACE)
+    assert np.isnan(costs.seconds[[Op.I, Op.W]]).all()
+    for simulate in (replay, run):
+        with pytest.raises(CostsMismatch, match=r"no number for \dI0"):
+            simulate(split_backward(SCHEDULE), costs)
+
+
+def test_spans_of_one_pass_add_up():
+    costs = measured_costs(SCHEDULE, TRACE.only(np.tile(np.arange(len(TRACE)), 2)))
+    assert np.array_equal(costs.seconds[Op.F], 2 * COSTS.seconds[Op.F])
+
+
+def test_other_lanes_do_not_count():
+    costs = measured_costs(SCHEDULE, replace(TRACE, lane=TRACE.microbatch % 2))
+    assert np.isnan(costs.seconds[Op.F, :, 1::2]).all()
+    assert np.array_equal(costs.seconds[Op.F, :, ::2], COSTS.seconds[Op.F, :, ::2])
+
+
+def test_a_trace_of_another_schedule_is_refused():
+    with pytest.raises(PipeSwiftError, match="stage 2 and micro-batch 3, but schedule 1f1b has 2 stages and 4"):
+        measured_costs(build("1f1b", 2, 4), TRACE)
