@@ -1,0 +1,65 @@
+"""How many bytes autograd keeps between forward and backward, counted as they come and go."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Footprint:
+    """A context in which saved tensors are counted; each piece of memory once, that of `excluded` (weights) never.
+
+    bytes: what is kept now. peak: the most that was kept at once.
+    """
+
+    def __init__(self, excluded: Iterable[Tensor] = ()):
+        self._excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+        self._kept: dict[int, list[int]] = {}  # address -> [bytes, times saved]
+        self.bytes = 0
+        self.peak = 0
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _Saved.tensor_of)
+
+    def __enter__(self) -> Footprint:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+    def _save(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        saved = _Saved(tensor)
+        if address not in self._excluded:
+            entry = self._kept.setdefault(address, [storage.nbytes(), 0])
+            self.bytes += entry[0] if entry[1] == 0 else 0
+            entry[1] += 1
+            self.peak = max(self.peak, self.bytes)
+            weakref.finalize(saved, self._free, address).atexit = False
+        return saved
+
+    def _free(self, address: int) -> None:
+        entry = self._kept[address]
+        entry[1] -= 1
+        if not entry[1]:
+            self.bytes -= entry[0]
+            del self._kept[address]
+
+
+class _Saved:
+    """What the graph holds instead of the tensor; it goes when the graph lets go."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    def tensor_of(self) -> Tensor:
+        return self.tensor
