@@ -1,0 +1,39 @@
+"""One measured step beside its prediction: the replay of its schedule with the durations measured in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeswift.cost import activations
+from pipeswift.ir import Schedule
+from pipeswift.simulate import measured_costs, replay
+from pipeswift.trace import Trace, makespan
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two timelines of one step: what the replay of the measured durations gives, and what was measured."""
+
+    schedule: Schedule
+    predicted: Trace
+    measured: Trace
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Increments that count live activations, as in `Costs.memory`."""
+        return activations(self.schedule.num_stages, self.schedule.chunks)
+
+    @property
+    def error(self) -> float:
+        """How much longer the step took than predicted, as a share of the prediction."""
+        return makespan(self.measured) / makespan(self.predicted) - 1
+
+
+def compare(schedule: Schedule, steps: Sequence[Trace]) -> Comparison:
+    """The comparison of the step of median length among the measured `steps` (the upper one of two)."""
+    measured = sorted(steps, key=makespan)[len(steps) // 2]
+    predicted = replay(schedule, measured_costs(schedule, measured))
+    return Comparison(schedule, replace(predicted, name="predicted"), replace(measured, name="measured"))

@@ -1,0 +1,191 @@
+"""The trainer's settings: a TOML file, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from pipeswift import schedules
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Schedule
+from pipeswift.train.misfit import explain
+
+NonNegative = Annotated[int, Field(ge=0)]
+PathSetting = Annotated[Path, Field(strict=False)]
+
+
+class ConfigError(PipeSwiftError):
+    """A settings file that cannot be read, or settings that do not fit."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Model(Section):
+    """The model is an embedding, `blocks` transformer blocks and a head: blocks + 2 layers to cut into stages."""
+
+    blocks: PositiveInt = 4
+    width: PositiveInt = 128
+    heads: PositiveInt = 4
+    context: PositiveInt = 128  # bytes
+
+    @property
+    def layers(self) -> int:
+        return self.blocks + 2
+
+
+class Data(Section):
+    """path: a text file or a folder of them; left out, the Python standard library's own source."""
+
+    path: PathSetting | None = None
+
+
+class Train(Section):
+    """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches."""
+
+    steps: PositiveInt = 160
+    batch: PositiveInt = 64
+    microbatches: PositiveInt = 8
+    accumulate: PositiveInt = 1
+    lr: PositiveFloat = 4e-3
+    warmup: NonNegative = 20  # steps from 0 to lr
+    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.05  # share of lr that the cosine ends at
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: PositiveFloat = 1.0
+    seed: NonNegative = 0
+    eval_every: PositiveInt = 32
+    eval_batches: PositiveInt = 4
+
+
+class Pipeline(Section):
+    """chunks: stages per rank, for schedules with a choice. threads: of each rank."""
+
+    pp: PositiveInt = 4
+    schedule: str = "1f1b"
+    chunks: PositiveInt | None = None
+    policy: Literal["follow"] = "follow"
+    threads: PositiveInt = 1
+
+
+class Run(Section):
+    """folder: where the run's files go; when it is taken, a number is added to the name."""
+
+    folder: PathSetting = Path("runs/train")
+
+
+class Config(Section):
+    model: Model = Model()
+    data: Data = Data()
+    train: Train = Train()
+    pipeline: Pipeline = Pipeline()
+    run: Run = Run()
+
+    def build_schedule(self) -> Schedule:
+        """The schedule that the settings name. Raises ConfigError when there is none, or the numbers do not fit it."""
+        pipeline = self.pipeline
+        try:
+            return schedules.build(pipeline.schedule, pipeline.pp, self.train.microbatches, pipeline.chunks)
+        except schedules.ScheduleError as error:
+            raise ConfigError(f"pipeline.schedule: {_in_settings(str(error))}") from error
+
+    def agreement(self) -> dict[str, object]:
+        """What must be equal on all ranks, by setting: all but paths, which may differ from host to host."""
+        sections = self.model_dump(include={"model", "train", "pipeline"})
+        return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The settings in `path`, with overrides such as "train.steps=5" laid over them, checked.
+
+    Raises ConfigError, which names the setting, its value, the rule and a valid value.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no settings file {path}: give a TOML file, for example examples/quickstart.toml"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a settings file: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _lay_over(settings, override)
+    return parse(settings)
+
+
+def parse(settings: Mapping[str, Any]) -> Config:
+    """Settings, by section, as a Config. Raises ConfigError as `load` does."""
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem, Config) for problem in error.errors())) from error
+    _check(config)
+    return config
+
+
+def dumps(config: Config) -> str:
+    """The settings as TOML, defaults written out; `load` reads it back."""
+    lines: list[str] = []
+    for name, section in config.model_dump(mode="json", exclude_none=True).items():
+        lines += [
+            f"[{name}]",
+            *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in section.items()),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _check(config: Config) -> None:
+    """The rules that tie settings together."""
+    model, train, pipeline = config.model, config.train, config.pipeline
+    if model.width % (2 * model.heads):
+        raise ConfigError(
+            f"model.width = {model.width} is not a multiple of 2 x model.heads = {2 * model.heads}: every head takes "
+            f"an even share. Use model.width = {_multiple(model.width, 2 * model.heads)}."
+        )
+    unit = train.microbatches * train.accumulate
+    if train.batch % unit:
+        raise ConfigError(
+            f"train.batch = {train.batch} does not divide into train.accumulate x train.microbatches = "
+            f"{train.accumulate} x {train.microbatches} equal parts. Use train.batch = {_multiple(train.batch, unit)}."
+        )
+    stages = config.build_schedule().num_stages
+    if model.layers < stages:
+        raise ConfigError(
+            f"model.blocks = {model.blocks} makes {model.layers} layers (embedding, blocks, head), fewer than the "
+            f"{stages} stages of {pipeline.schedule} with pipeline.pp = {pipeline.pp}. Every stage needs a layer: use "
+            f"model.blocks = {stages - 2} or more."
+        )
+
+
+def _multiple(value: int, unit: int) -> int:
+    """The multiple of `unit` nearest to `value`, at least one unit."""
+    return max(round(value / unit), 1) * unit
+
+
+def _lay_over(settings: dict[str, Any], override: str) -> None:
+    setting, equals, text = override.partition("=")
+    section, dot, key = setting.strip().partition(".")
+    if not (equals and dot and section and key) or not isinstance(settings.setdefault(section, {}), dict):
+        raise ConfigError(
+            f"--set {override} is not a setting: write SECTION.KEY=VALUE, for example --set train.steps=5"
+        )
+    try:
+        settings[section][key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        settings[section][key] = text.strip()  # a bare word is a string
+
+
+def _in_settings(text: str) -> str:
+    """An error of the schedules, which speak of command line options, in the names of the settings file."""
+    names = (("--pp", "pipeline.pp"), ("--microbatches", "train.microbatches"), ("--chunks", "pipeline.chunks"))
+    for option, setting in names:
+        text = text.replace(option, setting)
+    return text

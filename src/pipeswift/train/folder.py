@@ -1,0 +1,66 @@
+"""The folder of one run: its settings, its metrics, and a late step as a trace file and as a picture."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import astuple, fields
+from itertools import chain, count
+from pathlib import Path
+from typing import IO
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.report import perfetto
+from pipeswift.train.comparison import Comparison
+from pipeswift.train.config import Config, dumps
+from pipeswift.train.metrics import Row, Step
+
+COLUMNS = ("step", "held_out", *(field.name for field in fields(Step)))
+
+
+class RunFolder:
+    """Writes config.toml on opening, metrics.csv row by row, trace.json and timeline.svg at the end."""
+
+    def __init__(self, config: Config):
+        self.path = _fresh(config.run.folder)
+        (self.path / "config.toml").write_text(dumps(config), encoding="utf-8")
+        self._file: IO[str] = (self.path / "metrics.csv").open("w", newline="", encoding="utf-8")
+        self._metrics = csv.writer(self._file)
+        self._metrics.writerow(COLUMNS)
+
+    def add(self, row: Row) -> None:
+        step = astuple(row.training) if row.training else ()
+        self._metrics.writerow(map(_cell, (row.step, row.held_out, *step)))
+        self._file.flush()
+
+    def finish(self, comparison: Comparison) -> None:
+        """Writes both timelines, as a Chrome trace and as a picture, each with its live activations."""
+        from pipeswift.report import gantt  # loads matplotlib
+
+        self._file.close()
+        traces = comparison.predicted, comparison.measured
+        with (self.path / "trace.json").open("w", encoding="utf-8") as file:
+            perfetto.write(traces, file, memory=comparison.memory)
+        title = f"{comparison.schedule.name}: one training step"
+        gantt.save(traces, str(self.path / "timeline.svg"), format="svg", memory=comparison.memory, title=title)
+
+
+def _fresh(wanted: Path) -> Path:
+    """Makes `wanted`, or the first of wanted-2, wanted-3, ... that does not exist: no run writes over another."""
+    for path in chain([wanted], (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))):
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if not path.is_dir():
+                break
+        except OSError as error:
+            raise PipeSwiftError(
+                f"run.folder = {path} cannot be made: {error.strerror}. Give a folder in a place that is writable."
+            ) from error
+    raise PipeSwiftError(f"run.folder = {wanted} is a file. Give the name of a folder, for example runs/train.")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{share:.3f}" for share in value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,134 @@
+"""The training loop, read top to bottom; every rank runs it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from pipeswift.runtime import Optimizer, Pipeline, Result, init_mesh
+from pipeswift.runtime.layers import even_layout
+from pipeswift.trace import Trace, busy_per_rank, makespan
+from pipeswift.train import data
+from pipeswift.train.config import Config
+from pipeswift.train.metrics import Outcome, Row, Step
+from pipeswift.train.model import builders, next_byte_loss
+from pipeswift.train.rate import learning_rate
+
+_LATE_STEPS = 20
+_EVALUATION = 1 << 32  # keeps the draws of held-out text apart from those of training
+
+
+def train(config: Config, on_row: Callable[[Row], None]) -> Outcome:
+    """Train as `config` says, calling `on_row` after every step. Every rank of the mesh must call this."""
+    torch.set_num_threads(config.pipeline.threads)
+    text = data.load(config.data.path, window=config.model.context + 1)
+    pipe = build(config, text)
+    optimizer = pipe.optimizer(
+        torch.optim.AdamW, lr=config.train.lr, betas=(0.9, 0.95), weight_decay=config.train.weight_decay
+    )
+    began = perf_counter()
+    first_held_out = held_out = evaluate(pipe, config, text)
+    on_row(Row(step=0, held_out=held_out))
+    late: deque[Trace] = deque(maxlen=_LATE_STEPS)
+    durations: list[float] = []
+    for index in range(config.train.steps):
+        step, trace = train_step(pipe, optimizer, config, text, index)
+        late.append(trace)
+        durations.append(step.seconds)
+        done = index + 1
+        evaluates = done % config.train.eval_every == 0 or done == config.train.steps
+        if evaluates:
+            held_out = evaluate(pipe, config, text)
+        on_row(Row(step=done, held_out=held_out if evaluates else None, training=step))
+    seconds = perf_counter() - began
+    pipe.close()
+    return Outcome(
+        schedule=pipe.schedule,
+        late_steps=tuple(late),
+        first_held_out=first_held_out,
+        held_out=held_out,
+        tokens_per_second=config.train.batch * config.model.context / statistics.median(durations),
+        seconds=seconds,
+        cores=cores(),
+        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", pipe.num_ranks)),
+        threads=config.pipeline.threads,
+    )
+
+
+def train_step(pipe: Pipeline, optimizer: Optimizer, config: Config, text: data.Text, index: int) -> tuple[Step, Trace]:
+    """One optimizer step. Returns its figures and the timeline of its last flush, of all ranks."""
+    settings, flushes = config.train, config.train.accumulate
+    began = perf_counter()
+    rate = learning_rate(index, steps=settings.steps, peak=settings.lr, warmup=settings.warmup, final=settings.final_lr)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    results = [
+        pipe.step(*draw(text.training, config, index * flushes + flush), scale=1 / flushes) for flush in range(flushes)
+    ]
+    norm = optimizer.step(clip_norm=settings.clip_norm)
+    seconds = perf_counter() - began
+
+    trace = pipe.gather_trace(results[-1])
+    step = Step(
+        loss=mean_loss(results),
+        learning_rate=rate,
+        gradient_norm=norm,
+        seconds=seconds,
+        tokens_per_second=settings.batch * config.model.context / seconds,
+        utilization=tuple((busy_per_rank(trace) / makespan(trace)).tolist()),
+    )
+    return step, trace
+
+
+def build(config: Config, text: data.Text) -> Pipeline:
+    """The pipeline that `config` describes; all ranks must hold the same settings and the same text."""
+    model, schedule = config.model, config.build_schedule()
+    return Pipeline(
+        builders(blocks=model.blocks, width=model.width, heads=model.heads, context=model.context),
+        loss=next_byte_loss,
+        schedule=schedule,
+        mesh=init_mesh(pp=config.pipeline.pp),
+        layout=layout(model.blocks, schedule.num_stages),
+        seed=config.train.seed,
+        config=config.agreement() | {"data": text.fingerprint},
+    )
+
+
+def layout(blocks: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage. The blocks carry the work, so they are shared out evenly where there are enough of them;
+    the embedding joins the first stage's and the head the last's."""
+    if blocks < stages:
+        return even_layout(blocks + 2, stages)
+    sizes = list(even_layout(blocks, stages))
+    sizes[0] += 1
+    sizes[-1] += 1
+    return tuple(sizes)
+
+
+def evaluate(pipe: Pipeline, config: Config, text: data.Text) -> float:
+    """Mean loss on the same held-out batches every time, nats per byte."""
+    batches = range(_EVALUATION, _EVALUATION + config.train.eval_batches)
+    return mean_loss([pipe.evaluate(*draw(text.held_out, config, batch)) for batch in batches])
+
+
+def mean_loss(results: Sequence[Result]) -> float:
+    """The mean over flushes of one size."""
+    return statistics.fmean(result.loss for result in results if result.loss is not None)
+
+
+def draw(text: np.ndarray, config: Config, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of one flush: batch `number` of those that the seed gives."""
+    size = config.train.batch // config.train.accumulate
+    arrays = data.batch(text, size=size, context=config.model.context, seed=config.train.seed, number=number)
+    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

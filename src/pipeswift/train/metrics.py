@@ -1,0 +1,54 @@
+"""What is known of a run after each step, and at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeswift.ir import Schedule
+from pipeswift.trace import Trace
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point of a run: `step` optimizer steps are done. Losses are nats per byte.
+
+    held_out: where it was evaluated. training: of the step that led here; none before the first.
+    """
+
+    step: int
+    held_out: float | None = None
+    training: Step | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step. gradient_norm: before clipping. seconds: from its first flush to its last weight.
+
+    utilization: for each rank, the share of the last flush that it spent in passes.
+    """
+
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    seconds: float
+    tokens_per_second: float
+    utilization: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run of `schedule`. late_steps: the timelines of its last steps.
+
+    first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
+    evaluations included. cores: of this machine, shared by `ranks_here` ranks of `threads` threads each.
+    """
+
+    schedule: Schedule
+    late_steps: tuple[Trace, ...]
+    first_held_out: float
+    held_out: float
+    tokens_per_second: float
+    seconds: float
+    cores: int
+    ranks_here: int
+    threads: int

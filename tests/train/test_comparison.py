@@ -1,0 +1,33 @@
+"""A prediction is the replay of what was measured, so a simulated run predicts itself."""
+
+import numpy as np
+import pytest
+
+from pipeswift import schedules
+from pipeswift.cost import Costs
+from pipeswift.simulate import replay
+from pipeswift.trace import makespan
+from pipeswift.train.comparison import compare
+
+SCHEDULE = schedules.build("1f1b", 3, 4)
+
+
+def run(slowdown=1.0, comm=0.0):
+    return replay(SCHEDULE, Costs.uniform(3, F=slowdown, I=slowdown, W=slowdown, comm=comm))
+
+
+def test_a_run_without_overhead_is_predicted_exactly():
+    comparison = compare(SCHEDULE, [run()])
+    assert np.array_equal(comparison.predicted.start, comparison.measured.start)
+    assert comparison.error == 0
+
+
+def test_what_messages_and_gaps_take_is_the_error():
+    comparison = compare(SCHEDULE, [run(comm=0.5)])
+    assert makespan(comparison.predicted) == makespan(run())
+    assert comparison.error == pytest.approx(makespan(run(comm=0.5)) / makespan(run()) - 1)
+
+
+def test_the_step_of_median_length_is_chosen():
+    steps = [run(slowdown) for slowdown in (3.0, 1.0, 2.0)]
+    assert makespan(compare(SCHEDULE, steps).measured) == makespan(run(2.0))

@@ -1,0 +1,94 @@
+"""Settings are checked before anything starts, and an error says which, what it is, the rule, and a way out."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeswift.train.config import Config, ConfigError, dumps, load, parse
+
+
+def refusal(tmp_path, text, *overrides):
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides)
+    return str(caught.value)
+
+
+def test_an_empty_file_is_a_valid_one(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    assert load(file) == Config()
+
+
+def test_what_is_written_down_reads_back(tmp_path):
+    config = parse({"data": {"path": 'a "quoted" \\ näme 🚀'}, "train": {"steps": 3}, "pipeline": {"chunks": None}})
+    file = tmp_path / "config.toml"
+    file.write_text(dumps(config), encoding="utf-8")
+    assert load(file) == config
+
+
+def test_overrides_lie_over_the_file(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("[train]\nsteps = 7\nlr = 0.1\n")
+    config = load(file, ["train.steps=5", "pipeline.schedule=gpipe", "run.folder='else where'"])
+    assert (config.train.steps, config.train.lr, config.pipeline.schedule) == (5, 0.1, "gpipe")
+    assert str(config.run.folder) == "else where"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[train]\nstepz = 3", ["no setting train.stepz", "Did you mean train.steps?"]),
+        ("[model]\nsteps = 3", ["no setting model.steps", "Did you mean train.steps?"]),
+        ("[modle]\nwidth = 3", ["no section modle", "Did you mean model?"]),
+        ("[train]\nsteps = -4", ["train.steps = -4", "greater than 0", "for example train.steps ="]),
+        ("[train]\nsteps = '4'", ['train.steps = "4"', "valid integer"]),
+        ("[train]\nlr = nan", ["train.lr", "finite"]),
+        ("[data]\npath = 3", ["data.path = 3", "path"]),
+        ("model = 3", ["model = 3"]),
+        ("[pipeline]\npolicy = 'swift'", ["pipeline.policy", "'follow'"]),
+        ("[train]\nbatch = 25", ["train.batch = 25", "1 x 8", "Use train.batch = 24"]),
+        ("[train]\nbatch = 8\naccumulate = 3", ["train.batch = 8", "3 x 8", "Use train.batch = 24"]),
+        ("[model]\nheads = 7", ["model.width", "2 x model.heads = 14"]),
+        ("[model]\nblocks = 1", ["model.blocks = 1", "3 layers", "4 stages", "model.blocks = 2"]),
+        ("[pipeline]\nschedule = '1f2b'", ["1f2b", "Did you mean 1f1b?"]),
+        (
+            "[train]\nbatch = 24\nmicrobatches = 6\n[pipeline]\nschedule = 'interleaved-1f1b'",
+            ["train.microbatches 6", "multiple of pipeline.pp", "Use 4 or 8"],
+        ),
+        ("[train\n", ["is not TOML"]),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_explained(tmp_path, text, says):
+    message = refusal(tmp_path, text)
+    assert [part for part in says if part not in message] == [], message
+
+
+def test_every_wrong_setting_is_named_at_once(tmp_path):
+    message = refusal(tmp_path, "[train]\nsteps = 0\nbatch = 0\n")
+    assert "train.steps" in message
+    assert "train.batch" in message
+
+
+@pytest.mark.parametrize("override", ["steps=5", "train.steps", "=", "train.=4"])
+def test_a_malformed_override_is_quoted(tmp_path, override):
+    assert f"--set {override} is not a setting" in refusal(tmp_path, "", override)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no settings file .*nowhere\.toml"):
+        load(tmp_path / "nowhere.toml")
+
+
+def test_ranks_must_agree_on_everything_but_paths():
+    agreement = Config().agreement()
+    assert agreement["train.seed"] == 0
+    assert agreement["pipeline.schedule"] == "1f1b"
+    assert not [name for name in agreement if name.startswith(("data.", "run."))]
+
+
+def test_checking_settings_does_not_load_torch():
+    code = "import sys, pipeswift.train.config, pipeswift.train.data, pipeswift.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

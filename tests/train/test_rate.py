@@ -1,0 +1,25 @@
+"""The learning rate goes up in a line and down in a half cosine."""
+
+import pytest
+
+from pipeswift.train.rate import learning_rate
+
+
+def rates(steps, warmup, final=0.1):
+    return [learning_rate(step, steps=steps, peak=1.0, warmup=warmup, final=final) for step in range(steps)]
+
+
+def test_up_to_the_peak_and_down_to_the_final_share():
+    assert rates(9, 4) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.868198, 0.55, 0.231802, 0.1], abs=1e-6)
+
+
+def test_without_warm_up_it_starts_at_the_peak():
+    assert rates(3, 0) == pytest.approx([1.0, 0.55, 0.1])
+
+
+def test_a_run_shorter_than_its_warm_up_only_climbs():
+    assert rates(3, 10) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_single_step_is_taken_at_the_peak():
+    assert rates(1, 0) == rates(1, 1) == [1.0]
