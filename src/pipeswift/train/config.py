@@ -49,7 +49,7 @@ class Data(Section):
 class Train(Section):
     """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches."""
 
-    steps: PositiveInt = 160
+    steps: PositiveInt = 140
     batch: PositiveInt = 64
     microbatches: PositiveInt = 8
     accumulate: PositiveInt = 1
@@ -59,7 +59,7 @@ class Train(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: PositiveFloat = 1.0
     seed: NonNegative = 0
-    eval_every: PositiveInt = 32
+    eval_every: PositiveInt = 28
     eval_batches: PositiveInt = 4
 
 
