@@ -35,9 +35,9 @@ def test_fuse_backward_leaves_overlaps_alone():
     ]
 
 
-@pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
-def test_fusing_undoes_splitting(found):
-    schedule = build(found.name, 4, 8)
+@pytest.mark.parametrize("name", [found.name for found in entries() if not build(found.name, 4, 8).splits_backward])
+def test_fusing_undoes_splitting(name):
+    schedule = build(name, 4, 8)
     assert split_backward(schedule).splits_backward
     assert fuse_backward(split_backward(schedule)) == schedule
 

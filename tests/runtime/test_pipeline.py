@@ -31,10 +31,13 @@ class Case(NamedTuple):
 
 
 def cases(ranks: int) -> list[Case]:
-    """Every schedule at every shape that it allows."""
-    chunks_of = {"interleaved-1f1b": 2}
-    every = [Case(e.name, chunks_of.get(e.name, 1), m) for e, m in product(schedules.entries(), MICROBATCHES)]
-    return [case for case in every if case.chunks == 1 or case.microbatches % ranks == 0]
+    """Every schedule with a whole backward, at every shape that it allows."""
+    return [
+        Case(entry.name, entry.chunks, m)
+        for entry, m in product(schedules.entries(), MICROBATCHES)
+        if all(rule.holds(ranks, m) for rule in entry.rules)
+        and not schedules.build(entry.name, ranks, m).splits_backward
+    ]
 
 
 class SavedTensors:

@@ -1,5 +1,6 @@
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 from pipeswift.ir import Schedule
@@ -19,18 +20,38 @@ def grid():
 
 
 def test_the_list():
-    assert [found.name for found in entries()] == ["naive", "gpipe", "1f1b", "interleaved-1f1b"]
+    assert [found.name for found in entries()] == [
+        "naive",
+        "gpipe",
+        "1f1b",
+        "interleaved-1f1b",
+        "zb-h1",
+        "zb-h2",
+        "zb-v",
+        "v-half",
+        "v-min",
+    ]
     assert all(found.paper and found.summary.endswith(".") for found in entries())
 
 
-def test_closed_forms_agree_with_the_orders():
+def test_closed_forms_of_memory_agree_with_the_orders():
     for found, p, m, v in grid():
-        schedule = build(found.name, p, m, v)
+        peaks = peak_activations(build(found.name, p, m, v))
         assert found.memory is not None
-        assert peak_activations(schedule) == pytest.approx([found.memory.of(p, m, v, r) for r in range(p)])
+        bounds = np.array([found.memory.of(p, m, v, r) for r in range(p)])
+        assert (peaks <= bounds + 1e-9).all()
+        assert peaks.max() == pytest.approx(bounds.max())
+
+
+def test_closed_forms_of_idle_time_agree_with_the_orders():
+    for found, p, m, v in grid():
         assert found.bubble is not None
         for times in (Times(F=1, I=1, W=1), Times(F=2, I=1, W=0.5)):
-            assert idle(schedule, times.F / v, times.B / v) == pytest.approx([found.bubble.of(p, m, v, times)] * p)
+            if found.bubble.holds(p, m, times):
+                idle_times = idle(build(found.name, p, m, v), Times(*(x / v for x in times)), found.bubble.by)
+                expected = found.bubble.of(p, m, v, times)
+                assert max(idle_times) == pytest.approx(expected)
+                assert found.bubble.by == "span" or min(idle_times) == pytest.approx(expected)
 
 
 def test_build_names_the_schedule():
@@ -49,7 +70,8 @@ def test_chunks_have_a_default():
     [
         (
             ("1f1", 4, 8),
-            "there is no schedule '1f1'. Did you mean 1f1b? The schedules are naive, gpipe, 1f1b, interleaved-1f1b.",
+            "there is no schedule '1f1'. Did you mean 1f1b? The schedules are naive, gpipe, 1f1b, interleaved-1f1b, "
+            "zb-h1, zb-h2, zb-v, v-half, v-min.",
         ),
         (("gpipe", 4, 0), "--microbatches must be at least 1: got --microbatches 0. Use 1 or more."),
         (("gpipe", 0, 4), "--pp must be at least 1: got --pp 0. Use 1 or more."),
@@ -61,12 +83,14 @@ def test_chunks_have_a_default():
         (
             ("interleaved-1f1b", 4, 6),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 6 with "
-            "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b).",
+            "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
+            "v-half, v-min).",
         ),
         (
             ("interleaved-1f1b", 4, 2),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 2 with "
-            "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b).",
+            "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
+            "v-half, v-min).",
         ),
     ],
 )

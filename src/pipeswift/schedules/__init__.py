@@ -6,6 +6,11 @@ from pipeswift.schedules.naive import naive
 from pipeswift.schedules.gpipe import gpipe
 from pipeswift.schedules.one_f_one_b import one_f_one_b
 from pipeswift.schedules.interleaved import interleaved
+from pipeswift.schedules.zb_h1 import zb_h1
+from pipeswift.schedules.zb_h2 import zb_h2
+from pipeswift.schedules.zb_v import zb_v
+from pipeswift.schedules.v_half import v_half
+from pipeswift.schedules.v_min import v_min
 
 # isort: on
 from pipeswift.schedules.registry import Entry, Idle, Peak, Rule, ScheduleError, Times, build, entries, entry, schedule
@@ -25,4 +30,9 @@ __all__ = [
     "naive",
     "one_f_one_b",
     "schedule",
+    "v_half",
+    "v_min",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
@@ -28,16 +28,31 @@ class Times(NamedTuple):
     def B(self) -> float:
         return self.I + self.W
 
+    @property
+    def equal(self) -> bool:
+        """Whether F, I and W last equally long."""
+        return self.F == self.I == self.W
+
 
 class Idle(NamedTuple):
-    """Seconds that each rank idles within the makespan, for equal stages and free communication."""
+    """Seconds that a rank idles, for equal stages and free communication.
+
+    by="makespan": every rank, between the first start and the last end of all. by="span": the rank with the longest
+    time between its own first start and last end, beyond its work (the Zero Bubble papers).
+    holds: for which (p, m, times) `of` is exact; `text` is its form for many micro-batches.
+    """
 
     text: str
     of: Callable[[int, int, int, Times], float]  # (p, m, v, times)
+    by: Literal["makespan", "span"] = "makespan"
+    holds: Callable[[int, int, Times], bool] = lambda p, m, times: True
 
 
 class Peak(NamedTuple):
-    """The most activations alive on one rank, in units of one rank's share of the model for one micro-batch."""
+    """The most activations alive on one rank, in units of one rank's share of the model for one micro-batch.
+
+    No rank exceeds `of`, and at least one reaches it.
+    """
 
     text: str
     of: Callable[[int, int, int, int], float]  # (p, m, v, rank)
