@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeswift import schedules
 from pipeswift.cost import Costs
 from pipeswift.runtime import Pipeline, init_mesh
-from pipeswift.simulate import replay
+from pipeswift.runtime.stage import Stage
+from pipeswift.simulate import replay, run
 from pipeswift.trace import peak_memory
 from tests.procs import Pool
 from tests.runtime.models import batch, builders, plain_loop, same, token_loss
@@ -31,25 +32,25 @@ class Case(NamedTuple):
 
 
 def cases(ranks: int) -> list[Case]:
-    """Every schedule with a whole backward, at every shape that it allows."""
+    """Every schedule, at every shape that it allows."""
     return [
         Case(entry.name, entry.chunks, m)
         for entry, m in product(schedules.entries(), MICROBATCHES)
         if all(rule.holds(ranks, m) for rule in entry.rules)
-        and not schedules.build(entry.name, ranks, m).splits_backward
     ]
 
 
 class SavedTensors:
-    """Counts the activations that autograd keeps alive, by weak references to what it saved."""
+    """Counts the activations that are alive: by weak references to what autograd saved, and by what I left for W."""
 
-    def __init__(self, first_layers: list[nn.Module]):
+    def __init__(self, stages: list[Stage]):
+        self._stages = stages
         self._now: tuple[int, int] | None = None  # (stage on this rank, call)
         self._calls: dict[int, int] = defaultdict(int)
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self.peak = 0
-        for number, layer in enumerate(first_layers):
-            layer.register_forward_pre_hook(lambda *_, number=number: self._begin(number))
+        for number, stage in enumerate(stages):
+            stage.segments[0].layers[0].register_forward_pre_hook(lambda *_, number=number: self._begin(number))
 
     def _begin(self, number: int) -> None:
         self._calls[number] += 1
@@ -63,7 +64,7 @@ class SavedTensors:
         def pack(tensor: Tensor) -> Box:
             box = Box(tensor)
             self._alive.add(box)
-            self.peak = max(self.peak, len({box.call for box in self._alive}))
+            self.peak = max(self.peak, len(self._live()))
             return box
 
         self._hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor)
@@ -74,7 +75,12 @@ class SavedTensors:
         self._hooks.__exit__(*error)
 
     def left(self) -> int:
-        return len(self._alive)
+        return len(self._live())
+
+    def _live(self) -> set[tuple[int, int]]:
+        """(stage on this rank, call); micro-batch i is call i + 1 of every stage."""
+        waiting = {(n, i + 1) for n, stage in enumerate(self._stages) for i, _ in stage._pendings}
+        return {box.call for box in self._alive} | waiting
 
 
 def train_once(rank: int, world: int, every: list[Case]) -> list[tuple[tuple[float, ...], dict[str, Tensor], int, int]]:
@@ -89,9 +95,11 @@ def train_once(rank: int, world: int, every: list[Case]) -> list[tuple[tuple[flo
             microbatches=case.microbatches,
             mesh=mesh,
         )
-        with SavedTensors([stage.segments[0].layers[0] for stage in pipe.stages.values()]) as saved:
+        with SavedTensors(list(pipe.stages.values())) as saved:
             result = pipe.step(*batch(2 * case.microbatches))
         gradients = {name: parameter.grad for name, parameter in pipe.named_parameters()}
+        done = np.stack([result.trace.stage, result.trace.op, result.trace.microbatch], axis=1)
+        assert np.array_equal(done, pipe.schedule.orders[rank].rows), "what ran is not what the schedule says"
         results.append((result.losses, gradients, saved.peak, saved.left()))
         pipe.close()
     return results
@@ -112,6 +120,8 @@ def test_every_schedule_equals_the_plain_loop(procs: Pool, ranks: int):
 
         schedule = schedules.build(case.schedule, ranks, case.microbatches, case.chunks)
         costs = Costs.uniform(schedule.num_stages, chunks=case.chunks)
-        simulated = peak_memory(replay(schedule, costs), costs.memory) * case.chunks
+        timeline = replay(schedule, costs)
+        assert np.array_equal(run(schedule, costs).start, timeline.start), "event loop and replay differ"
+        simulated = peak_memory(timeline, costs.memory) * case.chunks
         assert [by_rank[rank][number][2] for rank in range(ranks)] == np.rint(simulated).tolist(), case
         assert all(by_rank[rank][number][3] == 0 for rank in range(ranks)), "activations outlive the step"

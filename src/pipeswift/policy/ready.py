@@ -22,10 +22,12 @@ class Ready:
     """
 
     def __init__(self, schedule: Schedule, rank: int, slots: Slots):
-        self._num_stages = schedule.num_stages
         self._route_of = schedule.route_of
         self._held = schedule.stages_on(rank)
         self._free = {(stage, route): slots[stage, route] for route, stage in self._held}
+        self._needs = {
+            stage: tuple(needs(Action(stage, op, 0), schedule.num_stages) for op in Op) for _, stage in self._held
+        }
         self._here: set[tuple[Product, int, int]] = set()
         of_route: list[list[int]] = [[] for _ in schedule.routes]
         for microbatch, route in enumerate(schedule.route_of):
@@ -76,7 +78,7 @@ class Ready:
         queue = self._queues[op][place]
         if not queue or queue[0] != microbatch or (op is Op.F and self._free[place] <= 0):
             return False
-        return all((product, at, microbatch) in self._here for product, at in needs(action, self._num_stages))
+        return all((product, at, microbatch) in self._here for product, at in self._needs[stage][op])
 
     def __iter__(self) -> Iterator[Action]:
         """Every ready action; a backward is offered whole (B) and split (I)."""

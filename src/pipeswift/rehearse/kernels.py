@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op
+from pipeswift.runtime.backward import halves, splitting
+from pipeswift.runtime.rules import Rule
 
 PR_SET_TIMERSLACK = 29
 
@@ -63,10 +65,15 @@ class Emulated(nn.Module):
         self.weight = nn.Parameter(torch.empty(width).uniform_(0.5, 1.5))
         self.seconds = {Op.F: F, Op.I: I, Op.W: W}
         self.clock = clock
+        self._rule = Rule(torch.mul, _input_gradient, self._weight_gradient)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = _SpendsW.apply(self.weight, self)
-        return _SpendsFAndI.apply(x * weight, self)
+        product = halves(self._rule, x, self.weight) if splitting() else x * _SpendsW.apply(self.weight, self)
+        return _SpendsFAndI.apply(product, self)
+
+    def _weight_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor]:
+        self.spend(Op.W)
+        return ((gradient * x).sum_to_size(weight.shape),)
 
     def spend(self, op: Op) -> None:
         """Lasts as long as one kernel of `op`, asleep."""
@@ -78,6 +85,10 @@ class Emulated(nn.Module):
     def extra_repr(self) -> str:
         durations = ", ".join(f"{op.name}={seconds:g}" for op, seconds in self.seconds.items())
         return f"{len(self.weight)}, {durations}"
+
+
+def _input_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return gradient * weight
 
 
 class _SpendsFAndI(torch.autograd.Function):

@@ -14,7 +14,7 @@ import pipeswift
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
-from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise
+from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.stage import Segment, Stage
 from pipeswift.runtime.ties import Tie, Ties, agree_on_ties, check_ties, found_in, tie_locally
@@ -108,6 +108,9 @@ def _build(
         ranges[stage] = range(first, first + layout[stage])
     modules = {i: materialise(layers[i], i, seed, peers.device) for mine in ranges.values() for i in mine}
     tie_locally(modules, ties)
+    if schedule.num_microbatches > 1:
+        for i, module in modules.items():
+            warn_of_batch_statistics(module, i)
     return {
         stage: Stage(stage, [Segment([modules[i] for i in mine], mine.start, peers.device)])
         for stage, mine in ranges.items()

@@ -58,11 +58,16 @@ class Flat(NamedTuple):
     samples: int = 0
 
 
+_LONE = Place(0)  # the usual value, one tensor, takes a short way
+
+
 def flatten(value: Any) -> Flat:
     """Takes a value apart. Tuples, lists, dicts, dataclasses and named tuples are containers; all else is plain.
 
     A tensor that stands in several places crosses once: its gradient then adds up as it would without a boundary.
     """
+    if type(value) is Tensor and value.layout is torch.strided:
+        return Flat((value,), Spec(_LONE, (Meta(value.shape, value.dtype, value.requires_grad),)))
     tensors: list[Tensor] = []
     tree = _take_apart(value, tensors)
     metas = tuple(Meta(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
@@ -71,7 +76,7 @@ def flatten(value: Any) -> Flat:
 
 def unflatten(flat: Flat) -> Any:
     """The value that `flatten` took apart, with the given tensors in their places."""
-    return _put_together(flat.spec.tree, flat.tensors)
+    return flat.tensors[0] if flat.spec.tree == _LONE else _put_together(flat.spec.tree, flat.tensors)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:

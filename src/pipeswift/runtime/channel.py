@@ -24,6 +24,7 @@ from torch import Tensor
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
 from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
+from pipeswift.runtime.peers import peer_lost
 
 POOL = 2  # receive buffers per channel; `verify` assumes the same number
 
@@ -90,7 +91,11 @@ class Sender:
         """Hands over tensors that the other side expects as they are."""
         for tensor in tensors:
             tensor = tensor.contiguous()
-            self._outbox.keep(self._group.send([tensor], self._peer, self._tag), tensor)
+            try:
+                work = self._group.send([tensor], self._peer, self._tag)
+            except RuntimeError as error:
+                raise peer_lost(error) from error
+            self._outbox.keep(work, tensor)
 
     def _announce(self, value: Flat, uniform: bool) -> None:
         spec = value.spec
@@ -149,6 +154,8 @@ class Receiver:
                     posted.append(self._post(expected))
                 else:
                     self._deliver(posted.popleft())
+        except RuntimeError as error:
+            self._inbox.put(peer_lost(error))
         except BaseException as error:
             self._inbox.put(error)
 
@@ -219,5 +226,7 @@ class Outbox:
             while (sent := self._queue.get()) is not None:
                 sent[0].wait()
                 del sent
+        except RuntimeError as error:
+            self._inbox.put(peer_lost(error))
         except BaseException as error:
             self._inbox.put(error)

@@ -8,23 +8,20 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Product, Schedule, parts
 from pipeswift.policy import Policy, Ready, View, slots_of
 from pipeswift.program import Kind, Lane, Step, compile_action
 from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected
 from pipeswift.runtime.loss import StepLoss
+from pipeswift.runtime.progress import Progress, Run
 from pipeswift.runtime.recorder import Recorder, clock
 from pipeswift.runtime.stage import Entry, Stage
 from pipeswift.runtime.wiring import ChannelKey, Wiring
-
-
-class NotSupported(PipeSwiftError):
-    """The schedule asks for something that the runtime cannot do."""
 
 
 @dataclass
@@ -65,20 +62,20 @@ class Executor:
         policy: Callable[[Schedule], Policy],
         on_backward: Callable[[Stage], None],
         grad_ready: Callable[[Stage], None],
+        progress: Progress,
     ):
-        if schedule.splits_backward:
-            raise NotSupported(
-                f"schedule {schedule.name} splits the backward into I and W, which the runtime does not run yet: "
-                "use a schedule with whole backwards, for example 1f1b"
-            )
         self.schedule, self.rank = schedule, rank
         self._stages, self._wiring, self._policy = stages, wiring, policy(schedule)
         self._on_backward, self._grad_ready = on_backward, grad_ready
+        self._progress = progress
         self._last = schedule.num_stages - 1
         self._slots = slots_of(schedule)
         self._here: dict[tuple[Product, int, int], Any] = {}  # products that stay on this rank
         self._job = Job(key=0)
-        ops = (Op.F,) if schedule.forward_only else (Op.F, Op.B)
+        ops = sorted({Op(op) for order in schedule.orders for op in np.unique(order.rows[:, 1])})
+        if schedule.splits_backward:
+            for stage in stages.values():
+                stage.prepare_split()
         self._programs = {(stage, op): self._compile(stage, op) for stage in stages for op in ops}
 
     def run(self, job: Job) -> Recorder:
@@ -91,6 +88,7 @@ class Executor:
         backwards = dict.fromkeys(self._stages, 0)
         for route, stage in self.schedule.stages_on(self.rank):
             backwards[stage] += self.schedule.route_of.count(route)
+        run = self._progress.run = Run(self.schedule, self.rank, ready)
         recorder = Recorder(self.rank, self.schedule.num_ranks, len(self.schedule.orders[self.rank].rows))
         inbox, started = self._wiring.inbox, 0
         while not ready.finished:
@@ -102,9 +100,10 @@ class Executor:
                 continue
             started += 1
             for action in parts(entry):
+                run.started.append(action)
                 self._run(action, ready, recorder)
-                if action.op is Op.B:
-                    self._count_down(backwards, action.stage)
+                run.ended += 1
+                self._account(action, backwards)
         return recorder
 
     def _run(self, action: Action, ready: Ready, recorder: Recorder) -> None:
@@ -119,11 +118,15 @@ class Executor:
                 call(work)
         ready.finish(action)
 
-    def _count_down(self, backwards: dict[int, int], stage: int) -> None:
-        self._on_backward(self._stages[stage])
-        backwards[stage] -= 1
-        if not backwards[stage]:
-            self._grad_ready(self._stages[stage])
+    def _account(self, action: Action, backwards: dict[int, int]) -> None:
+        """Tells the owner of the weights what a backward has done to their gradients."""
+        if action.op is Op.F:
+            return
+        self._on_backward(self._stages[action.stage])
+        if action.op is not Op.I:
+            backwards[action.stage] -= 1
+            if not backwards[action.stage]:
+                self._grad_ready(self._stages[action.stage])
 
     def _arrive(self, ready: Ready, arrival: Any) -> None:
         if isinstance(arrival, BaseException):
@@ -141,13 +144,13 @@ class Executor:
         calls = [(step.lane, self._bind(step, stage, op)) for step in program.steps]
         if op is Op.F and not upstream:
             calls.insert(0, (Lane.POINT_TO_POINT, self._load))
-        if op is Op.B and not downstream:
+        if op in (Op.B, Op.I) and not downstream:
             calls.insert(0, (Lane.COMPUTE, self._seed))
         return _join(calls)
 
     def _bind(self, step: Step, stage: int, op: Op) -> Call:
         if step.kind is Kind.COMPUTE:
-            return self._forward(stage, step.segment) if op is Op.F else self._backward(stage, step.segment)
+            return self._compute(stage, step.segment, op)
         if step.kind is Kind.TAKE:
             return self._take(Product.OUTPUT, stage - 1) if op is Op.F else self._take(Product.GRADIENT, stage + 1)
         return self._send_output(stage) if op is Op.F else self._send_gradient(stage)
@@ -179,7 +182,7 @@ class Executor:
 
         return take
 
-    def _forward(self, stage: int, segment: int) -> Call:
+    def _compute(self, stage: int, segment: int, op: Op) -> Call:
         piece = self._stages[stage]
 
         def forward(work: Pass) -> None:
@@ -187,15 +190,16 @@ class Executor:
             entry = Entry(work.microbatch, self._job.key, arguments)
             work.value = piece.forward(segment, entry, work.value)
 
-        return forward
+        def input_gradient(work: Pass) -> None:
+            work.value = piece.input_gradient(segment, work.microbatch, work.value)
 
-    def _backward(self, stage: int, segment: int) -> Call:
-        piece = self._stages[stage]
+        def weight_gradient(work: Pass) -> None:
+            piece.weight_gradient(segment, work.microbatch)
 
         def backward(work: Pass) -> None:
             work.value = piece.backward(segment, work.microbatch, work.value)
 
-        return backward
+        return (forward, input_gradient, weight_gradient, backward)[op]
 
     def _send_output(self, stage: int) -> Call:
         def send(work: Pass) -> None:
@@ -206,10 +210,10 @@ class Executor:
                 copies = tuple(tensor.clone() for tensor in output.tensors)
                 self._here[Product.OUTPUT, stage, work.microbatch] = output._replace(tensors=copies)
                 return
+            sender.send(output, self._job.uniform)
             if not self.schedule.forward_only:
                 gradients = self._wiring.receivers[self._key(stage, Product.GRADIENT, work.microbatch)]
                 gradients.expect(Expected(work.microbatch, output.spec.differentiable()))
-            sender.send(output, self._job.uniform)
 
         return send
 

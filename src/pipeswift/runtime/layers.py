@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -81,3 +82,14 @@ def _initialise(module: nn.Module, index: int, device: torch.device) -> None:
             )
         if reset is not None:
             reset()
+
+
+def warn_of_batch_statistics(module: nn.Module, index: int) -> None:
+    """Says that a layer's statistics are taken over less than the mini-batch."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            warnings.warn(
+                f"layer {index} has a {type(part).__name__}: its statistics are those of each micro-batch, and so "
+                "depend on the number of micro-batches; a norm over features does not",
+                stacklevel=2,
+            )

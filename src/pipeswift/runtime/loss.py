@@ -57,10 +57,11 @@ class StepLoss:
     def table(self) -> Tensor:
         """Shape (microbatches, 3) float64 on the CPU: value, weight, count; zeros for what another rank knows."""
         table = torch.zeros(len(self.targets), 3, dtype=torch.float64)
-        for microbatch, loss in self.values.items():
-            table[microbatch, 0] = loss.double().item()
-            table[microbatch, 1] = self.weights[microbatch]
-            table[microbatch, 2] = self.counts.get(microbatch, 0.0)
+        if self.values:
+            filed = list(self.values)
+            table[filed, 0] = torch.stack(list(self.values.values())).double().cpu()
+            table[filed, 1] = torch.tensor([self.weights[i] for i in filed], dtype=torch.float64)
+            table[filed, 2] = torch.tensor([self.counts.get(i, 0.0) for i in filed], dtype=torch.float64)
         return table
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.ties import Tie
 from pipeswift.runtime.weights import Weights
 
@@ -29,8 +30,9 @@ class Optimizer:
         ties: Sequence[Tie],
         kind: Callable[..., torch.optim.Optimizer],
         settings: dict[str, Any],
+        progress: Progress,
     ):
-        self._peers, self._weights = peers, list(weights.values())
+        self._peers, self._weights, self._progress = peers, list(weights.values()), progress
         trained = [leaf for version in self._weights for leaf in version.leaves.values() if leaf.requires_grad]
         self.inner = kind(trained, **settings) if trained else None
         self.skipped = 0  # steps that a non-finite gradient prevented
@@ -49,6 +51,10 @@ class Optimizer:
             all ranks leave the weights as they are, or all raise NonFinite.
         Every rank must call this.
         """
+        with self._progress.during("optimizer"):
+            return self._step(clip_norm, nonfinite)
+
+    def _step(self, clip_norm: float | None, nonfinite: Literal["skip", "stop"]) -> float:
         norm = self.gradient_norm()
         if not isfinite(norm):
             self.zero_grad()
@@ -84,7 +90,9 @@ class Optimizer:
                 if name in self._slots and (gradient := version.gradient(name)) is not None:
                     squares[self._slots[name]] = gradient.double().square().sum().item()
         total = 0.0
-        for square in self._peers.all_sum(squares).tolist():
+        with self._progress.joining("the gradient norm"):
+            self._peers.all_sum(squares)
+        for square in squares.tolist():
             total += square
         return total**0.5
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,19 +16,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pipeswift.errors import PipeSwiftError
+from pipeswift.runtime.meeting import MeshError, meet, register, rendezvous
 
 AXES = ("pp", "dp", "ep", "tp")
 
 
-class MeshError(PipeSwiftError):
-    """The processes that were started do not form the mesh that was asked for."""
-
-
 class Disagreement(PipeSwiftError):
     """Ranks of one pipeline hold different schedules, layouts, settings or versions."""
+
+
+class PeerLost(PipeSwiftError):
+    """The connection to another rank broke."""
+
+
+def peer_lost(error: Exception) -> PeerLost:
+    return PeerLost(f"the connection to another rank broke: {str(error).splitlines()[0]}")
+
+
+@contextmanager
+def traffic() -> Iterator[None]:
+    """What the transport raises inside becomes PeerLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise peer_lost(error) from error
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,8 @@ class Peers:
     def all_sum(self, values: Tensor) -> Tensor:
         """The sum over ranks of a CPU tensor, in place, on every rank."""
         if self.control is not None:
-            self.control.allreduce([values]).wait()
+            with traffic():
+                self.control.allreduce([values]).wait()
         return values
 
     def all_gather(self, thing: Any) -> list[Any]:
@@ -57,15 +75,17 @@ class Peers:
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded[: len(data)] = data
         everyone = [torch.empty_like(padded) for _ in range(self.size)]
-        self.control.allgather([everyone], [padded]).wait()
+        with traffic():
+            self.control.allgather([everyone], [padded]).wait()
         return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(everyone, sizes.tolist(), strict=True)]
 
 
-def init_mesh(pp: int = 1, dp: int = 1, ep: int = 1, tp: int = 1) -> DeviceMesh:
+def init_mesh(pp: int = 1, dp: int = 1, ep: int = 1, tp: int = 1, *, timeout: float = 60.0) -> DeviceMesh:
     """A DeviceMesh over the processes that torchrun started, with the axis "pp".
 
     Starts torch.distributed (gloo on CPU) unless the caller has. Raises MeshError when the number of processes does not
-    match. Data, expert and tensor parallel axes must be 1: they are not supported yet.
+    match, or, on every rank that is there, when some do not start within `timeout` seconds; it names them. Data, expert
+    and tensor parallel axes must be 1: they are not supported yet.
     """
     for axis, size in zip(AXES, (pp, dp, ep, tp), strict=True):
         if size < 1:
@@ -79,9 +99,11 @@ def init_mesh(pp: int = 1, dp: int = 1, ep: int = 1, tp: int = 1) -> DeviceMesh:
             f"start them with torchrun --nproc-per-node {pp}, or set pp = {world}"
         )
     if not dist.is_initialized():
+        rank = int(os.environ.get("RANK", "0"))
         alone = world == 1 and "MASTER_ADDR" not in os.environ
-        store = dist.HashStore() if alone else None  # pyright: ignore[reportPrivateImportUsage]
-        dist.init_process_group("gloo", store=store, rank=0 if alone else -1, world_size=1 if alone else -1)
+        store = HashStore() if alone else rendezvous(rank, world, timedelta(seconds=timeout))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    register(_store(), dist.get_rank())
     return init_device_mesh("cpu", (pp,), mesh_dim_names=("pp",))
 
 
@@ -93,9 +115,12 @@ def peers_of(mesh: DeviceMesh | Peers | None, timeout: timedelta = timedelta(min
         return Peers(0, 1, torch.device(mesh.device_type if mesh is not None else "cpu"))
     axis = mesh["pp"] if mesh.mesh_dim_names and "pp" in mesh.mesh_dim_names else mesh
     ranks = axis.mesh.flatten().tolist()
+    number = _store().add(f"pipelines of rank {dist.get_rank()}", 1)
+    meet(_store(), f"pipeline {number}", dist.get_rank(), ranks, timeout)
 
     def group() -> dist.ProcessGroup:
-        made = dist.new_group(ranks, timeout=timeout, backend="gloo")
+        with traffic():
+            made = dist.new_group(ranks, timeout=timeout, backend="gloo")
         assert isinstance(made, dist.ProcessGroup)
         return made
 
@@ -107,6 +132,10 @@ def peers_of(mesh: DeviceMesh | Peers | None, timeout: timedelta = timedelta(min
         backward=group(),
         control=group(),
     )
+
+
+def _store() -> Store:
+    return dist.distributed_c10d._get_default_store()
 
 
 def agree(peers: Peers, facts: dict[str, str]) -> None:

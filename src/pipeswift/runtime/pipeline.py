@@ -15,17 +15,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
 from pipeswift.policy import Follow
-from pipeswift.runtime.assembly import Request, assemble, resolve
+from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.batch import BatchError, Rules, batch_size, cut, cut_arguments, shares
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.layers import Layer
 from pipeswift.runtime.loss import LossFunction, StepLoss, total
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Peers, peers_of
+from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.recorder import Recorder, gather
 from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Stage
+from pipeswift.runtime.states import START_UP
 from pipeswift.runtime.ties import Ties, sum_gradients
+from pipeswift.runtime.watchdog import watch
 from pipeswift.runtime.weights import Weights
 from pipeswift.runtime.wiring import Wiring
 from pipeswift.schedules.forward_only import forward_only
@@ -65,6 +68,8 @@ class Pipeline:
     split: for keyword arguments, the dimension to cut along, or None to give it whole to every micro-batch.
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
+    watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
+        ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
 
     Raises PipeSwiftError, on every rank, when the schedule is invalid, the layers do not fit it, or ranks disagree.
     """
@@ -84,12 +89,15 @@ class Pipeline:
         seed: int = 0,
         dynamic_shapes: bool = False,
         config: Mapping[str, object] | None = None,
+        watchdog: float | None = 60.0,
         timeout: timedelta = timedelta(minutes=30),
     ):
         self._peers = peers_of(mesh, timeout)
+        self._progress = Progress()
+        self._watchdog = watch(self._peers, self._progress, watchdog)
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
         self._request = Request(schedule, microbatches, chunks, layout, tie, seed, config or {})
-        self._assembly = assemble(layers, self._request, self._peers)
+        self._assembly = self._assemble(layers)
         self._weights = list(self._assembly.weights.values())
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
@@ -143,6 +151,19 @@ class Pipeline:
         outputs: keep the model's outputs, on ranks that hold the last stage or on all.
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
         """
+        with self._progress.during(f"step {self.steps + 1}"):
+            return self._step(inputs, targets, arguments, microbatches, scale, outputs, losses)
+
+    def _step(
+        self,
+        inputs: Any,
+        targets: Any,
+        arguments: Mapping[str, Any],
+        microbatches: int | None,
+        scale: float,
+        outputs: Where | None,
+        losses: Where,
+    ) -> Result:
         executor = self._executor(True, microbatches)
         earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
         job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
@@ -173,14 +194,15 @@ class Pipeline:
 
         targets: None leaves the loss out. microbatches: any number, whatever the schedule.
         """
-        executor = self._executor(False, microbatches)
-        job = self._job(inputs, targets, arguments, executor.schedule, 1.0, outputs)
-        with torch.no_grad():
+        with self._progress.during("evaluation"), torch.no_grad():
+            executor = self._executor(False, microbatches)
+            job = self._job(inputs, targets, arguments, executor.schedule, 1.0, outputs)
             return self._run(executor, job, outputs, losses)[0]
 
     def gather_trace(self, result: Result) -> Trace:
         """The trace of all ranks, on every rank. Every rank must call this."""
-        return gather(self._peers, result.trace)
+        with self._progress.during("gathering the trace"), self._progress.joining("their traces"):
+            return gather(self._peers, result.trace)
 
     # Parameters.
 
@@ -191,7 +213,7 @@ class Pipeline:
 
     def optimizer(self, kind: Callable[..., torch.optim.Optimizer], **settings: Any) -> Optimizer:
         """An optimizer of this rank's parameters that clips by the norm over the whole model."""
-        return Optimizer(self._peers, self._assembly.weights, self._assembly.ties, kind, settings)
+        return Optimizer(self._peers, self._assembly.weights, self._assembly.ties, kind, settings, self._progress)
 
     def on_grad_ready(self, hook: Callable[[Stage], None]) -> None:
         """Calls `hook(stage)` in every step when the last backward of that stage has ended."""
@@ -200,8 +222,20 @@ class Pipeline:
     def close(self) -> None:
         """Ends the pipeline's threads. Call between steps; a closed pipeline cannot step."""
         self._wiring.close()
+        if self._watchdog:
+            self._watchdog.close()
 
     # Inside.
+
+    def _assemble(self, layers: nn.Module | Sequence[Layer]) -> Assembly:
+        try:
+            with self._progress.during(START_UP):
+                return assemble(layers, self._request, self._peers)
+        except PipeSwiftError:
+            # All ranks raise it, so none has failed the others.
+            if self._watchdog:
+                self._watchdog.close()
+            raise
 
     def _executor(self, training: bool, microbatches: int | None) -> Executor:
         count = self.schedule.num_microbatches if microbatches is None else microbatches
@@ -214,6 +248,7 @@ class Pipeline:
                 Follow,
                 on_backward=lambda stage: self._assembly.weights[stage.index].fold(),
                 grad_ready=self._grad_ready,
+                progress=self._progress,
             )
         return self._executors[training, count]
 
@@ -275,7 +310,8 @@ class Pipeline:
         blank = torch.zeros(schedule.num_microbatches, 3, dtype=torch.float64)
         table = blank if job.loss is None else job.loss.table()
         if losses == "all":
-            table = self._peers.all_sum(table)
+            with self._progress.joining("the losses"):
+                table = self._peers.all_sum(table)
         elif job.loss is not None and job.loss.counts:
             raise PipeSwiftError('losses="last" needs a loss function that gives a mean: (sum, count) needs all ranks')
         loss, count = total(table)
@@ -294,8 +330,9 @@ class Pipeline:
     def _share(self, outputs: dict[int, Any]) -> dict[int, Any]:
         """Every rank's outputs, on every rank."""
         together: dict[int, Any] = {}
-        for theirs in self._peers.all_gather(outputs):
-            together |= theirs
+        with self._progress.joining("the outputs"):
+            for theirs in self._peers.all_gather(outputs):
+                together |= theirs
         return together
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import current
 from pipeswift.runtime.seeds import generator_of, mix
@@ -79,12 +80,22 @@ class Stage:
         self.index = index
         self.segments = tuple(segments)
         self.tail: Callable[[int, Any], Any] | None = None
+        self._ledger: Ledger | None = None
+        self._in_place = False  # whether a layer changes the stage's input in place; known once it has tried
         self._records: dict[int, Record] = {}
+        self._pendings: dict[tuple[int, int], list[Pending]] = {}  # by (micro-batch, segment), between I and W
 
     @property
     def in_flight(self) -> int:
         """Micro-batches between the start of their F and the end of their B."""
         return len(self._records)
+
+    def prepare_split(self) -> None:
+        """Makes I and W possible, from the next forward on; whole backwards stay what they are."""
+        if self._ledger is None:
+            self._ledger = Ledger()
+            for layer in self.modules():
+                attach(layer, self._ledger)
 
     def bind(self, version: None = None) -> AbstractContextManager[None]:
         """Surrounds every F and every backward. Synchronous training uses the module's own weights: nothing to do."""
@@ -97,7 +108,15 @@ class Stage:
             for tensor, meta in zip(flat.tensors, flat.spec.tensors, strict=True)
         )
         with self.bind():
-            out = self._run(segment, entry, flat._replace(tensors=tuple(map(_enter, leaves))))
+            try:
+                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves)
+            except RuntimeError as error:
+                if self._in_place or "leaf" not in str(error):
+                    raise
+                # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
+                # only stages that need them have them.
+                self._in_place = True
+                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)))
         if torch.is_grad_enabled():
             record = self._records.setdefault(entry.microbatch, Record(len(self.segments)))
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
@@ -119,9 +138,18 @@ class Stage:
             del self._records[microbatch]
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in entered)
 
-    def forget(self) -> None:
-        """Drops whatever a step that failed left in flight."""
-        self._records.clear()
+    def input_gradient(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
+        assert self._ledger is not None
+        self._ledger.pendings = self._pendings[microbatch, segment] = []
+        try:
+            return self.backward(segment, microbatch, gradients)
+        finally:
+            self._ledger.pendings = None
+
+    def weight_gradient(self, segment: int, microbatch: int) -> None:
+        """One segment's W: accumulates into the parameters what its I has left."""
+        weight_gradients(self._pendings.pop((microbatch, segment)))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(global name, parameter); the name starts with the layer's index in the whole model."""
@@ -132,19 +160,20 @@ class Stage:
         for segment in self.segments:
             yield from segment.layers
 
-    def _run(self, segment: int, entry: Entry, flat: Flat) -> Flat:
-        value = unflatten(flat)
+    def _run(self, segment: int, entry: Entry, flat: Flat, tensors: tuple[Tensor, ...]) -> Flat:
+        value = unflatten(flat._replace(tensors=tensors))
         current.key, current.first_sample = entry.key, flat.first_sample
         value, current.skips = value if isinstance(value, Crossing) else (value, {})
         value = self.segments[segment](value, entry)
         skips, current.skips = current.skips, {}
         if self.tail is not None and segment == len(self.segments) - 1:
             value = self.tail(entry.microbatch, value)
-        return flatten(Crossing(value, skips) if skips else value)._replace(first_sample=flat.first_sample)
+        out = flatten(Crossing(value, skips) if skips else value)
+        return Flat(out.tensors, out.spec, flat.first_sample, flat.samples)
 
 
-class _Enter(torch.autograd.Function):
-    """The identity, to a tensor of its own over the same memory: a layer may change its input in place."""
+class _Alias(torch.autograd.Function):
+    """The identity, to a tensor of its own over the same memory: a layer may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
@@ -155,8 +184,8 @@ class _Enter(torch.autograd.Function):
         return gradients[0]
 
 
-def _enter(leaf: Tensor) -> Tensor:
-    return _Enter.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
+def _alias(leaf: Tensor) -> Tensor:
+    return _Alias.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
 
 
 def _keywords(layer: nn.Module) -> tuple[str, ...]:

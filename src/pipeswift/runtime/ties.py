@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.peers import Peers, traffic
 from pipeswift.runtime.weights import Weights
 
 Ties = Sequence[Sequence[str]]  # groups of global parameter names
@@ -122,10 +122,11 @@ def _exchange(peers: Peers, tie: Tie, mine: Tensor) -> dict[int, Tensor]:
     """The tensors of all holders, by rank."""
     assert peers.control is not None
     copies = {rank: torch.empty_like(mine) for rank in tie.holders if rank != peers.rank}
-    works = [peers.control.recv([copy], rank, TAG) for rank, copy in copies.items()]
-    works += [peers.control.send([mine.contiguous()], rank, TAG) for rank in copies]
-    for work in works:
-        work.wait()
+    with traffic():
+        works = [peers.control.recv([copy], rank, TAG) for rank, copy in copies.items()]
+        works += [peers.control.send([mine.contiguous()], rank, TAG) for rank in copies]
+        for work in works:
+            work.wait()
     return copies | {peers.rank: mine}
 
 

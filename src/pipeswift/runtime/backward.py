@@ -1,0 +1,157 @@
+"""The backward in two halves: I makes the input's gradient and frees the graph, W makes the weights' gradients later.
+
+In modules prepared by `attach`, operations on the module's weights (linear, convolution, embedding, products of
+matrices) take a form of their own: their backward makes the input's gradient at once and leaves the weight's to a
+`Pending`, which keeps what that product needs and nothing else. Any other use of a parameter gets its gradient in I.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pipeswift.runtime.rules import FINDERS, Gradients, Rule
+
+
+class Pending(NamedTuple):
+    """Work left for W."""
+
+    rule: Rule
+    gradient: Tensor
+    x: Tensor
+    parameters: tuple[Tensor | None, ...]
+
+    def gradients(self) -> Gradients:
+        weights = tuple(_cast(parameter, self.x.dtype) for parameter in self.parameters)
+        return self.rule.weights(self.gradient, self.x, *weights)
+
+
+class Ledger:
+    """Where a stage's backwards leave their pendings; None: nowhere, weights' gradients are made at once.
+
+    An object that the graph refers to, and no thread-local: on an accelerator backwards run in threads of autograd's.
+    """
+
+    def __init__(self) -> None:
+        self.pendings: list[Pending] | None = None
+
+
+@torch.no_grad()
+def weight_gradients(pendings: Sequence[Pending]) -> None:
+    """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    for pending in pendings:
+        for parameter, gradient in zip(pending.parameters, pending.gradients(), strict=True):
+            if parameter is None or gradient is None:
+                continue
+            gradient = gradient.to(parameter.dtype)
+            earlier = sums.get(id(parameter))
+            sums[id(parameter)] = parameter, gradient if earlier is None else earlier[1] + gradient
+    for parameter, gradient in sums.values():
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.add_(gradient)
+
+
+class _Active(threading.local):
+    """The ledgers of the prepared modules whose forward runs, innermost last."""
+
+    def __init__(self) -> None:
+        self.ledgers: list[Ledger] = []
+
+
+_active = _Active()
+
+
+def splitting() -> bool:
+    """Whether a prepared module's forward runs: a layer of one's own may then use `halves`."""
+    return bool(_active.ledgers)
+
+
+def halves(rule: Rule, x: Tensor, *weights: Tensor | None) -> Tensor:
+    """y = rule.forward(x, *weights), with a backward in two halves."""
+    return _Halves.apply(_active.ledgers[-1], rule, x, *weights)  # pyright: ignore[reportReturnType]
+
+
+class _Split(TorchFunctionMode):
+    """A context around a forward, in which operations on weights take their two-halves form."""
+
+    def __init__(self, ledger: Ledger):
+        super().__init__()
+        self._ledger = ledger
+
+    def __enter__(self) -> _Split:
+        _active.ledgers.append(self._ledger)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _active.ledgers.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        find = FINDERS.get(func)
+        if find is not None and torch.is_grad_enabled():
+            found = find(*args, **kwargs)
+            if found is not None:
+                rule, x, weights = found
+                if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
+                    x = x.to(torch.get_autocast_dtype(x.device.type))
+                return halves(rule, x, *weights)
+        return func(*args, **kwargs)
+
+
+def attach(module: nn.Module, ledger: Ledger) -> None:
+    """Prepares every part of `module` that has parameters of its own.
+
+    By hooks, since they run again where checkpointing runs a forward again, in whatever thread.
+    """
+    for part in module.modules():
+        if any(True for _ in part.parameters(recurse=False)):
+            contexts: list[_Split] = []
+
+            def enter(*_: object, contexts: list[_Split] = contexts) -> None:
+                contexts.append(_Split(ledger))
+                contexts[-1].__enter__()
+
+            def leave(*_: object, contexts: list[_Split] = contexts) -> None:
+                contexts.pop().__exit__(None, None, None)
+
+            part.register_forward_pre_hook(enter)
+            part.register_forward_hook(leave, always_call=True)
+
+
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ledger: Ledger, rule: Rule, x: Tensor, *weights: Tensor | None) -> Tensor:
+        ctx.ledger, ctx.rule, ctx.weights = ledger, rule, weights
+        ctx.save_for_backward(x)
+        return rule.forward(x, *(_cast(weight, x.dtype) for weight in weights))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        rule, weights, pendings = ctx.rule, ctx.weights, ctx.ledger.pendings
+        _, _, to_x, *to_weights = ctx.needs_input_grad
+        made = rule.input(gradient, x, *(_cast(weight, x.dtype) for weight in weights)) if to_x else None
+        # Detached, since what leads back to the graph would keep it alive until W.
+        left = Pending(
+            rule, gradient, x.detach(), tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
+        )
+        if pendings is None or not any(to_weights):
+            return None, None, made, *(left.gradients() if any(to_weights) else (None for _ in weights))
+        pendings.append(left)
+        return None, None, made, *(None for _ in weights)
+
+
+def _cast(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A weight as the operation sees it: under autocast its input is narrower than the weight."""
+    return weight.to(dtype) if weight is not None and dtype.is_floating_point else weight

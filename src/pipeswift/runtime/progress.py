@@ -1,0 +1,133 @@
+"""What this rank is doing: plain attributes that its own thread writes and the watchdog's thread reads.
+
+The executor adds one entry to a list and one to a number per action; every word is made by the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeswift.ir import Action, Op, Product, Schedule, needs, parts
+from pipeswift.policy import Ready
+from pipeswift.runtime.peers import PeerLost
+
+BUSY = "busy: "
+_OPS = {Op.F: "F", Op.I: "I", Op.W: "W", Op.B: "B"}
+_PRODUCTS = {Product.OUTPUT: "output", Product.GRADIENT: "gradient", Product.WEIGHT_GRADIENT: "weight gradient"}
+
+
+class Run:
+    """One run of a schedule on one rank. started: its actions so far, of which the first `ended` are done."""
+
+    __slots__ = ("ended", "rank", "ready", "schedule", "started")
+
+    def __init__(self, schedule: Schedule, rank: int, ready: Ready):
+        self.schedule, self.rank, self.ready = schedule, rank, ready
+        self.started: list[Action] = []
+        self.ended = 0
+
+
+class Progress:
+    """Where a rank is. `call` counts the calls into the pipeline; ranks in one call have the same number."""
+
+    def __init__(self) -> None:
+        self.call = 0
+        self.phase = ""  # empty: in the caller's own program
+        self.joins = ""  # the sum over ranks, or the like, that it is in
+        self.run: Run | None = None
+        self.last: Action | None = None  # of earlier runs
+        self.error = ""  # where its last call failed, and how
+        self.lost = False  # whether the transport broke in this call
+        self.alert: Callable[[], None] = lambda: None  # tells the other ranks now
+        self.await_verdict: Callable[[], None] = lambda: None  # returns when no rank is found to be at fault
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Around a call that all ranks make. An error that leaves it is told to the others."""
+        self._enter(phase)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, PeerLost):
+                self.lost = True
+                self.await_verdict()
+            self.fail(error)
+            raise
+        finally:
+            self.last = _last(self)
+            self.phase, self.run, self.lost = "", None, False
+
+    @contextmanager
+    def joining(self, what: str) -> Iterator[None]:
+        """Around the part of a call in which every rank waits for every other."""
+        self.joins = what
+        try:
+            yield
+        finally:
+            self.joins = ""
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others of an error that this rank's program may not survive."""
+        doing = now_doing(self)[0].removeprefix(f"{BUSY}{self.phase}").removeprefix(BUSY)
+        where = ", ".join(filter(None, (self.phase, doing)))
+        self.error = f"{where}: {type(error).__name__}: {error}"
+        self.alert()
+
+    def position(self) -> tuple[object, ...]:
+        """Equal at two moments when the rank has not moved between them."""
+        run = self.run
+        return self.call, self.phase, self.joins, run and len(run.started), run and run.ended
+
+    def _enter(self, phase: str) -> None:
+        recovers = bool(self.error)
+        self.error = ""
+        self.call += 1
+        self.phase = phase
+        if recovers:
+            self.alert()
+
+
+def last_done(progress: Progress) -> str:
+    action = _last(progress)
+    return "" if action is None else name(action)
+
+
+def now_doing(progress: Progress) -> tuple[str, tuple[int, ...]]:
+    """(what it does or waits for, the ranks that it waits for; none when it is busy or waits for all)."""
+    if progress.lost:
+        return "lost the connection to a rank", ()
+    if progress.joins:
+        return f"waits for all ranks: {progress.joins}", ()
+    run = progress.run
+    if run is None:
+        return (f"{BUSY}{progress.phase}" if progress.phase else "its own program"), ()
+    started, ended = list(run.started), run.ended
+    if len(started) > ended:
+        return f"{BUSY}{name(started[-1])}", ()
+    return _awaited(run, set(started))
+
+
+def name(action: Action) -> str:
+    return f"{_OPS[action.op]} of stage {action.stage}, micro-batch {action.microbatch}"
+
+
+def _awaited(run: Run, started: set[Action]) -> tuple[str, tuple[int, ...]]:
+    """The first entry of the rank's order that has not started, and what it lacks."""
+    schedule = run.schedule
+    for entry in schedule.orders[run.rank]:
+        if started.issuperset(parts(entry)):
+            continue
+        for action in parts(entry):
+            for product, stage in needs(action, schedule.num_stages):
+                if not run.ready.has(product, stage, action.microbatch):
+                    holder = schedule.rank_of(stage, action.microbatch)
+                    lacks = f"the {_PRODUCTS[product]} of stage {stage} from rank {holder}"
+                    return f"waits: {name(action)} needs {lacks}", (holder,)
+        return f"about to start {name(parts(entry)[0])}", ()
+    return "done with its actions", ()
+
+
+def _last(progress: Progress) -> Action | None:
+    run = progress.run
+    return run.started[run.ended - 1] if run is not None and run.ended else progress.last

@@ -1,0 +1,251 @@
+"""The backward in two halves: exact, frees memory at I, and works for whatever a model does with its weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeswift.ir import F, I, Schedule, W
+from pipeswift.runtime import Pipeline, init_mesh
+from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
+from tests.procs import Pool
+from tests.runtime.models import batch, builders, plain_loop, same, token_loss
+
+
+class Product(nn.Module):
+    """x @ weight, with a weight of any shape."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Bare(nn.Module):
+    """A weight that no rule covers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(16, 32),
+    "linear without bias": lambda: nn.Linear(16, 32, bias=False),
+    "linear used twice": lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), layer))(
+        nn.Linear(16, 16)
+    ),
+    "frozen weight": lambda: freeze(nn.Linear(16, 32), "weight"),
+    "frozen bias": lambda: freeze(nn.Linear(16, 32), "bias"),
+    "product": lambda: Product(16, 8),
+    "batch of products": lambda: Product(4, 16, 8),
+    "attention": lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+    "convolution": lambda: nn.Conv1d(8, 16, 3, stride=2, padding=1),
+    "grouped convolution": lambda: nn.Conv1d(8, 16, 3, groups=4, bias=False),
+    "padding by name": lambda: nn.Conv1d(8, 16, 3, padding="same"),
+    "transposed convolution": lambda: nn.ConvTranspose1d(8, 16, 3),
+    "no rule": Bare,
+    "checkpointed": lambda: Checkpointed(use_reentrant=False),
+    "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
+    "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
+}
+
+
+def thrice(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), layer)
+
+
+def freeze(layer: nn.Module, name: str) -> nn.Module:
+    getattr(layer, name).requires_grad_(False)
+    return layer
+
+
+class Doubled(nn.Module):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient: Tensor) -> Tensor:
+            return 2 * gradient
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Function.apply(x)
+
+
+class Checkpointed(nn.Module):
+    """Two linears whose activations are recomputed; counts its forwards."""
+
+    def __init__(self, use_reentrant: bool):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.use_reentrant = use_reentrant
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._inside, x, use_reentrant=self.use_reentrant)
+
+    def _inside(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        return self.inner(x)
+
+
+def samples() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 8, 16, generator=generator) for _ in range(3)]
+
+
+def fused(layer: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    layer(x).sin().sum().backward()
+    return x.grad
+
+
+class Halved:
+    """A layer whose backward comes in two halves."""
+
+    def __init__(self, layer: nn.Module):
+        self.layer, self._ledger = layer, Ledger()
+        attach(layer, self._ledger)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor | None, list[Pending]]:
+        """The I of sin(layer(x)).sum(): the gradient of x, and what is left for W."""
+        x = x.clone().requires_grad_(x.is_floating_point())
+        loss = self.layer(x).sin().sum()
+        self._ledger.pendings = pendings = []
+        loss.backward()
+        self._ledger.pendings = None
+        return x.grad, pendings
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("delay", [0, 2])
+def test_two_halves_give_the_bits_of_the_whole(name: str, delay: int):
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers.append(LAYERS[name]())
+    waiting: list[list[Pending]] = []
+    halved = Halved(layers[1])
+    for x in samples():
+        gradient, pendings = halved(x)
+        assert torch.equal(gradient, fused(layers[0], x))
+        waiting.append(pendings)
+        if len(waiting) > delay:
+            weight_gradients(waiting.pop(0))
+    for pendings in waiting:
+        weight_gradients(pendings)
+    one, other = ({n: p.grad for n, p in layer.named_parameters() if p.grad is not None} for layer in layers)
+    assert same(one, other)
+
+
+@pytest.mark.parametrize(
+    "embedding", [nn.Embedding(9, 16), nn.Embedding(9, 16, padding_idx=2), nn.Embedding(9, 4, sparse=True)]
+)
+def test_embeddings(embedding: nn.Embedding):
+    tokens = torch.arange(24).reshape(4, 6) % 9
+    embedding(tokens).sin().sum().backward()
+    whole, embedding.weight.grad = embedding.weight.grad, None
+    _, pendings = Halved(embedding)(tokens)
+    assert len(pendings) == (not embedding.sparse)
+    weight_gradients(pendings)
+    assert torch.equal(embedding.weight.grad.to_dense(), whole.to_dense())
+
+
+def test_a_weight_at_two_places_counts_once_each():
+    # Case 17.1: loss = sum(x W W); counting the part upstream twice would give [[11, 7], [-1, 1]].
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.tensor([[1.0, 2.0], [3.0, -1.0]]).T.contiguous()
+    x = torch.tensor([[2.0, -1.0]], requires_grad=True)
+    ledger = Ledger()
+    attach(layer, ledger)
+    y = layer(layer(x))
+    ledger.pendings = pendings = []
+    y.sum().backward()
+    assert layer.weight.grad is None
+    weight_gradients(pendings)
+    assert layer.weight.grad.T.tolist() == [[5, 3], [2, 3]]
+    assert x.grad.tolist() == [[7, 7]]
+
+
+def test_autocast_keeps_its_bits_too():
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers.append(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)))
+    halved = Halved(layers[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        for x in samples():
+            one = fused(layers[0], x)
+            other, pendings = halved(x)
+            weight_gradients(pendings)
+            assert torch.equal(one, other)
+    assert same(*({n: p.grad for n, p in layer.named_parameters()} for layer in layers))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_happens_once_for_i_and_w_together(use_reentrant: bool):
+    # Case 8.2: at most two forwards per micro-batch.
+    layer = Checkpointed(use_reentrant)
+    _, pendings = Halved(layer)(samples()[0])
+    weight_gradients(pendings)
+    assert layer.forwards == 2
+
+
+def test_i_keeps_only_what_w_needs():
+    class Watched(nn.Module):
+        """exp saves its output; whether that is still alive tells whether the graph is."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+    layer = nn.Sequential(nn.Linear(16, 16), Watched(), nn.Softmax(-1))
+    _, pendings = Halved(layer)(samples()[0])
+    kept = {tensor.untyped_storage().data_ptr() for pending in pendings for tensor in (pending.x, pending.gradient)}
+    assert len(pendings) == 1
+    assert len(kept) == 2
+    assert not any(tensor.grad_fn for pending in pendings for tensor in (pending.x, pending.gradient))
+    weight_gradients(pendings)
+    assert not any(parameter.grad.requires_grad for parameter in layer.parameters())
+
+
+def delayed(ranks: int, microbatches: int, delay: int) -> Schedule:
+    """GPipe whose W come `delay` micro-batches after their I."""
+
+    def order(rank: int):
+        yield from (F(rank, i) for i in range(microbatches))
+        for i in range(microbatches + delay):
+            if i < microbatches:
+                yield I(rank, i)
+            if i >= delay:
+                yield W(rank, i - delay)
+
+    return Schedule.one_route(order, ranks=ranks, microbatches=microbatches, name="delayed W")
+
+
+def train(rank: int, world: int, delay: int) -> dict[str, Tensor]:
+    pipe = Pipeline(builders(6), loss=token_loss, schedule=delayed(world, 4, delay), mesh=init_mesh(pp=world))
+    ready: list[int] = []
+    pipe.on_grad_ready(lambda stage: ready.append(stage.index))
+    pipe.step(*batch(8))
+    pipe.close()
+    assert ready == list(pipe.stages)
+    return {name: parameter.grad for name, parameter in pipe.named_parameters()}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("delay", [0, 1, 4])
+def test_delayed_weight_gradients_equal_the_plain_loop(procs: Pool, world: int, delay: int):
+    # Case 17.4: one stage, and a first stage without input gradient, too.
+    piped: dict[str, Tensor] = {}
+    for part in procs.run(train, delay, world=world):
+        piped |= part
+    assert same(piped, plain_loop(builders(6), *batch(8), 4)[1])
