@@ -1,0 +1,29 @@
+"""The pages about schedules say what the code says."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from pipeswift.schedules import entries
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_table_of_schedules_is_the_computed_one():
+    table = runpy.run_path(str(DOCS / "tables.py"))["table"]
+    assert table() in (DOCS / "schedules" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [found.name for found in entries()])
+def test_every_schedule_has_a_page_with_its_picture(name):
+    page = (DOCS / "schedules" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n") and f"]({name}.svg)" in page
+    assert (DOCS / "schedules" / f"{name}.svg").exists()
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
