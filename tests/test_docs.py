@@ -19,7 +19,8 @@ def test_the_table_of_schedules_is_the_computed_one():
 @pytest.mark.parametrize("name", [found.name for found in entries()])
 def test_every_schedule_has_a_page_with_its_picture(name):
     page = (DOCS / "schedules" / f"{name}.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# {name}\n") and f"]({name}.svg)" in page
+    assert page.startswith(f"# {name}\n")
+    assert f"]({name}.svg)" in page
     assert (DOCS / "schedules" / f"{name}.svg").exists()
 
 
