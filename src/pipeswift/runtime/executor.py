@@ -106,6 +106,12 @@ class Executor:
                 self._account(action, backwards)
         return recorder
 
+    def close(self) -> None:
+        """Lets go of stages and channels, so that they end with their last user and not at some garbage collection."""
+        self._programs.clear()
+        for stage in self._stages.values():
+            stage.tail = None
+
     def _run(self, action: Action, ready: Ready, recorder: Recorder) -> None:
         ready.start(action)
         work = Pass(action.microbatch)

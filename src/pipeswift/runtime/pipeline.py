@@ -224,6 +224,9 @@ class Pipeline:
         self._wiring.close()
         if self._watchdog:
             self._watchdog.close()
+        for executor in self._executors.values():
+            executor.close()
+        self._executors.clear()
 
     # Inside.
 
