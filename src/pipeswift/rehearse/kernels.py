@@ -1,6 +1,7 @@
 """Emulated kernels: layers whose F, I and W each last a set time without using a core.
 
-A kernel sleeps, so that many ranks fit on few cores and a measured timeline shows what the runtime itself costs.
+A kernel lasts from its first line to its last, like a real one, and sleeps for what is left of its time. So many ranks
+fit on few cores, and a measured timeline shows what the runtime itself costs.
 """
 
 from __future__ import annotations
@@ -68,17 +69,21 @@ class Emulated(nn.Module):
         self._rule = Rule(torch.mul, _input_gradient, self._weight_gradient)
 
     def forward(self, x: Tensor) -> Tensor:
+        start = time.perf_counter()
         product = halves(self._rule, x, self.weight) if splitting() else x * _SpendsW.apply(self.weight, self)
-        return _SpendsFAndI.apply(product, self)
+        y = _SpendsI.apply(product, self)
+        self.spend(Op.F, start)
+        return y
 
     def _weight_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor]:
-        self.spend(Op.W)
-        return ((gradient * x).sum_to_size(weight.shape),)
-
-    def spend(self, op: Op) -> None:
-        """Lasts as long as one kernel of `op`, asleep."""
         start = time.perf_counter()
-        _sleep(self.seconds[op])
+        made = (gradient * x).sum_to_size(weight.shape)
+        self.spend(Op.W, start)
+        return (made,)
+
+    def spend(self, op: Op, start: float) -> None:
+        """Sleeps until one kernel of `op` that began at `start` is over."""
+        _sleep_until(start + self.seconds[op])
         if self.clock is not None:
             self.clock.append(Kernel(op, start, time.perf_counter()))
 
@@ -91,18 +96,17 @@ def _input_gradient(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return gradient * weight
 
 
-class _SpendsFAndI(torch.autograd.Function):
-    """The identity; lasts F forward and I backward."""
+class _SpendsI(torch.autograd.Function):
+    """The identity; free forward, lasts I backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Emulated) -> Tensor:
         ctx.layer = layer
-        layer.spend(Op.F)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.layer.spend(Op.I)
+        ctx.layer.spend(Op.I, time.perf_counter())
         return gradients[0], None
 
 
@@ -116,15 +120,15 @@ class _SpendsW(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.layer.spend(Op.W)
+        ctx.layer.spend(Op.W, time.perf_counter())
         return gradients[0], None
 
 
-def _sleep(seconds: float) -> None:
+def _sleep_until(moment: float) -> None:
     """Sleeps with the least timer slack that the system grants this thread; never returns early."""
     if not getattr(_thread, "sharp", False):
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         _thread.sharp = True
-    if seconds > 0:
+    if (seconds := moment - time.perf_counter()) > 0:
         time.sleep(seconds)
