@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, overload
 
@@ -131,7 +132,9 @@ class Order(Sequence[Action | Overlap]):
                 rows += entry
             else:
                 rows.append(entry)
-        return cls(np.array(rows, dtype=np.int32).reshape(-1, 3), joined)
+        # Number by number: numpy is slow to find out the shape of a list of tuples.
+        packed = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=3 * len(rows))
+        return cls(packed, joined)
 
     def __len__(self) -> int:
         return len(self.rows) - len(self.joined)
