@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pipeswift.errors import PipeSwiftError
@@ -204,7 +203,7 @@ def _document(document: dict[str, Any], where: str) -> Document:
         route_of=numbers(get("route_of", list, "[0, 0]"), "route_of"),
         name=get("name", str, "'custom'"),
         flush=get("flush", bool, "true"),
-        options=MappingProxyType(get("options", dict, "{}")),
+        options=get("options", dict, "{}"),
     )
     notes = (get(key, dict, "{}") if key in document else None for key in ("costs", "provenance"))
     return Document(schedule, *notes)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
-from types import MappingProxyType
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -216,7 +215,7 @@ class Schedule:
     route_of: tuple[int, ...]
     name: str = "custom"
     flush: bool = True
-    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
     def one_route(

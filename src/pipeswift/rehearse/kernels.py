@@ -102,7 +102,7 @@ class _SpendsI(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Emulated) -> Tensor:
         ctx.layer = layer
-        return x.view_as(x)
+        return x.clone()  # no view: some runtimes detach a stage's output in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

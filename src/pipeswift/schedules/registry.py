@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pipeswift.errors import PipeSwiftError
@@ -141,7 +140,7 @@ def build(name: str, p: int, m: int, chunks: int | None = None) -> Schedule:
         if not rule.holds(p, m):
             raise ScheduleError(_broken(found, rule, p, m))
     made = found.generate(p, m, v) if found.any_chunks else found.generate(p, m)
-    return replace(made, name=name, options=MappingProxyType({"chunks": v} if v != 1 else {}))
+    return replace(made, name=name, options={"chunks": v} if v != 1 else {})
 
 
 def _wrong_chunks(found: Entry, v: int) -> str:
