@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -25,13 +25,13 @@ class Heartbeat:
         self._rank = peers.rank
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("0.0.0.0" if hosts_differ else "127.0.0.1", 0))
-        self._port: int = self._socket.getsockname()[1]
+        self.port: int = self._socket.getsockname()[1]
         host = _reachable_name() if hosts_differ else "127.0.0.1"
-        everyone: list[tuple[Address, str]] = peers.all_gather(((host, self._port), secrets.token_hex(8)))
+        everyone: list[tuple[Address, str]] = peers.all_gather(((host, self.port), secrets.token_hex(8)))
         self._run = everyone[0][1]  # tells this run's datagrams from strays
         self._addresses = {rank: address for rank, (address, _) in enumerate(everyone) if rank != peers.rank}
 
-    def send(self, message: Sequence[Any]) -> None:
+    def send(self, message: Any) -> None:
         """To every other rank; what cannot be delivered is lost."""
         data = json.dumps([self._run, self._rank, message]).encode()
         for address in self._addresses.values():
@@ -41,7 +41,7 @@ class Heartbeat:
     def wake(self) -> None:
         """Ends this rank's own `receive`, from another thread."""
         with suppress(OSError):
-            self._socket.sendto(b"", ("127.0.0.1", self._port))
+            self._socket.sendto(b"", ("127.0.0.1", self.port))
 
     def receive(self, seconds: float) -> Iterator[tuple[int, Any]]:
         """(rank, message) of what arrives in that time, or until `wake`."""

@@ -28,7 +28,11 @@ class Process(NamedTuple):
 
     @classmethod
     def here(cls) -> Process:
-        pid = os.getpid()
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """A process of this host."""
         return cls(socket.gethostname(), _namespace(), pid, _stat(pid)[1])
 
     def __str__(self) -> str:

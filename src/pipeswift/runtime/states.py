@@ -95,7 +95,7 @@ def _now(seen: Sighting) -> str:
 
 def _told(state: State) -> str:
     if state.error:
-        return f"failed in {state.error}"
+        return f"failed in {state.error.splitlines()[0]}"
     return "left the pipeline" if state.left else state.doing
 
 
@@ -136,10 +136,23 @@ def _standstill(ranks: Sequence[Sighting], patience: float) -> Fault | None:
         if not seen.left and seen.still < (GRACE if cut_off else patience):
             return None
     known = [state for state in states if state]
-    chain = _chain(known)
-    culprits, why = _end_of(chain, known, ranks)
+    culprits, why = _parted(known) or _end_of(_chain(known), known, ranks)
     shortest = min(seen.still for seen in ranks if not seen.left)
     return Fault(culprits, f"nothing has moved for {shortest:.1f} s: {why}")
+
+
+def _parted(states: Sequence[State]) -> tuple[tuple[int, ...], str] | None:
+    """Ranks whose latest calls have the same number but are different ones."""
+    first: dict[int, int] = {}
+    for rank, state in enumerate(states):
+        other = first.setdefault(state.call, rank)
+        if state.active and states[other].active and state.phase != states[other].phase:
+            return (
+                (other, rank),
+                f"rank {other} is in {states[other].phase}, but rank {rank} is in {state.phase}; "
+                "every rank must make the same calls in the same order",
+            )
+    return None
 
 
 def _chain(states: Sequence[State]) -> list[int]:

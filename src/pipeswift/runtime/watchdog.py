@@ -9,11 +9,13 @@ from contextlib import suppress
 from math import inf
 from threading import Event, Thread
 from time import monotonic, sleep
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.heartbeat import Heartbeat
+from pipeswift.runtime.meeting import connecting
 from pipeswift.runtime.peers import Disagreement, Peers
 from pipeswift.runtime.process import Condition, Process
 from pipeswift.runtime.progress import Progress, last_done, now_doing
@@ -38,8 +40,6 @@ class Watchdog:
         self._rank, self._progress, self._patience = peers.rank, progress, patience
         self._interval = min(max(patience / 10, 0.1), 2.0)
         self._processes: list[Process] = peers.all_gather(Process.here())
-        self._here = [process.shares_host() for process in self._processes]
-        # Every rank asks whether *all* hosts are one, so that all answer alike.
         hosts = {(process.host, process.namespace) for process in self._processes}
         self._heartbeat = Heartbeat(peers, hosts_differ=len(hosts) > 1)
         now = monotonic()
@@ -54,13 +54,16 @@ class Watchdog:
 
     def close(self) -> None:
         """Tells the others that this rank leaves, and ends the thread."""
+        self._stop(left=True)
+
+    def _stop(self, left: bool) -> None:
         if self._closing.is_set():
             return
         self._closing.set()
         self._heartbeat.wake()
         self._thread.join()
         for _ in range(3):  # a datagram may be lost
-            self._heartbeat.send(self._state(monotonic(), left=not self._progress.error))
+            self._heartbeat.send(self._state(monotonic(), left))
         self._heartbeat.close()
         self._progress.alert = self._progress.await_verdict = _nothing
         atexit.unregister(self._at_exit)
@@ -100,7 +103,7 @@ class Watchdog:
             left=left,
         )
 
-    def _hear(self, rank: int, message: list) -> None:
+    def _hear(self, rank: int, message: str | list[Any]) -> None:
         if isinstance(message, str):
             self._end_on_word(message)
         else:
@@ -155,7 +158,7 @@ class Watchdog:
     def _end(self, ranks: list[Sighting], fault: Fault) -> None:
         _say(f"pipeswift watchdog: {fault.text}\n\n{table(ranks, fault)}\n")
         for _ in range(2):
-            self._heartbeat.send(fault.text)  # pyright: ignore[reportArgumentType]
+            self._heartbeat.send(fault.text)
         self._exit(fault.text)
 
     def _end_on_word(self, text: str) -> None:
@@ -183,7 +186,7 @@ class Watchdog:
         error = getattr(sys, "last_value", None)
         if error is not None and not self._progress.error:
             self._progress.fail(error)
-        self.close()
+        self._stop(left=not self._progress.error)
 
 
 def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog | None:
@@ -191,7 +194,8 @@ def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog 
 
     Raises, on every rank, PipeSwiftError when `patience` is no number of seconds, and Disagreement when ranks differ.
     """
-    everyone = peers.all_gather(patience)
+    with connecting("starting the watchdog"):
+        everyone = peers.all_gather(patience)
     for rank, theirs in enumerate(everyone):
         if theirs is not None and not theirs > 0:
             raise PipeSwiftError(f"watchdog = {theirs} is no number of seconds above 0: use 60, or None for none")
@@ -200,7 +204,10 @@ def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog 
                 f"ranks disagree on the watchdog: rank 0 has {everyone[0]}, rank {rank} has {theirs}; "
                 "give every rank the same number of seconds"
             )
-    return None if patience is None or peers.size == 1 else Watchdog(peers, progress, patience)
+    if patience is None or peers.size == 1:
+        return None
+    with connecting("starting the watchdog"):
+        return Watchdog(peers, progress, patience)
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,99 @@
+"""A training run in which one rank comes to harm: `python -m tests.runtime.doomed VICTIM PLACE HARM`, one per rank.
+
+VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps) or evaluate
+(which it enters alone).
+HARM: kill, stop, raise, sleep (for good), pause (every rank, for longer than the watchdog's patience) or none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeswift.runtime import Pipeline, init_mesh
+
+PATIENCE = float(os.environ["PATIENCE"])
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+VICTIM, PLACE, HARM = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+STEPS, LATE = 3, 2  # it happens in the second step, unless it happens before the first
+
+step = 0
+
+
+def reach(place: str) -> None:
+    """Does the harm, when this is the place and the step for it."""
+    if place != PLACE or step not in (0, LATE):
+        return
+    if HARM == "pause":
+        time.sleep(1.5 * PATIENCE)
+    elif RANK == VICTIM:
+        print(f"harm at {time.monotonic()}", flush=True)
+        if HARM == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif HARM == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif HARM == "raise":
+            raise ValueError("a bad number")
+        elif HARM == "sleep":
+            time.sleep(600)
+
+
+class Fragile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        reach("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        reach("backward")
+        return gradients[0]
+
+
+class Layer(nn.Linear):
+    def __init__(self) -> None:
+        reach("build")
+        super().__init__(4, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return Fragile.apply(super().forward(input))
+
+
+class FragileSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        reach("optimizer")
+        super().step(closure)
+
+
+def main() -> None:
+    global step
+    torch.set_num_threads(1)
+    reach("start")
+    connect = dist.init_process_group
+    dist.init_process_group = lambda *args, **settings: (reach("connecting"), connect(*args, **settings))
+    mesh = init_mesh(pp=WORLD, timeout=float(os.environ.get("START", "60")))
+    reach("connected")
+    pipe = Pipeline([Layer] * WORLD, loss=lambda y, _: y.mean(), microbatches=4, mesh=mesh, watchdog=PATIENCE)
+    optimizer = pipe.optimizer(FragileSGD, lr=0.1)
+    for step in range(1, STEPS + 1):  # noqa: B007
+        reach("between")
+        if PLACE == "evaluate" and RANK == VICTIM:
+            print(f"harm at {time.monotonic()}", flush=True)
+            pipe.evaluate(torch.ones(8, 4), torch.zeros(8))
+        pipe.step(torch.ones(8, 4), torch.zeros(8))
+        optimizer.step()
+    pipe.close()
+    left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    print(f"threads left: {left}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What a rank says of itself, in the words of the schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeswift.ir import F, Product
+from pipeswift.policy import Ready, slots_of
+from pipeswift.runtime.peers import PeerLost
+from pipeswift.runtime.progress import Progress, Run, last_done, now_doing
+from pipeswift.schedules import build
+
+
+def under_way(rank: int) -> tuple[Progress, Run]:
+    """A rank at the start of a 1F1B step on three ranks."""
+    schedule = build("1f1b", 3, 4)
+    progress = Progress()
+    progress.phase = "step 1"
+    progress.run = Run(schedule, rank, Ready(schedule, rank, slots_of(schedule)))
+    return progress, progress.run
+
+
+def test_it_waits_for_an_output():
+    progress, _ = under_way(rank=1)
+    assert now_doing(progress) == ("waits: F of stage 1, micro-batch 0 needs the output of stage 0 from rank 0", (0,))
+
+
+def test_it_is_busy():
+    progress, run = under_way(rank=1)
+    run.started.append(F(1, 0))
+    assert now_doing(progress) == ("busy: F of stage 1, micro-batch 0", ())
+    assert last_done(progress) == ""
+
+
+def test_it_waits_for_a_gradient():
+    progress, run = under_way(rank=1)
+    for microbatch in range(2):
+        run.ready.arrive(Product.OUTPUT, 0, microbatch)
+        run.ready.start(F(1, microbatch))
+        run.ready.finish(F(1, microbatch))
+        run.started.append(F(1, microbatch))
+        run.ended += 1
+    assert last_done(progress) == "F of stage 1, micro-batch 1"
+    assert now_doing(progress) == ("waits: B of stage 1, micro-batch 0 needs the gradient of stage 2 from rank 2", (2,))
+
+
+def test_it_waits_for_all():
+    progress = Progress()
+    with progress.during("optimizer"):
+        assert now_doing(progress) == ("busy: optimizer", ())
+        with progress.joining("the gradient norm"):
+            assert now_doing(progress) == ("waits for all ranks: the gradient norm", ())
+    assert now_doing(progress) == ("its own program", ())
+
+
+def test_every_move_is_seen():
+    progress, run = under_way(rank=0)
+    positions = [progress.position()]
+    run.started.append(F(0, 0))
+    positions.append(progress.position())
+    run.ended += 1
+    positions.append(progress.position())
+    assert len(set(positions)) == 3
+
+
+def test_an_error_is_told_with_the_place_and_forgotten_at_the_next_call():
+    progress, told = Progress(), []
+    progress.alert = lambda: told.append(progress.error)
+    with pytest.raises(ValueError, match="boom"), progress.during("step 1"):
+        raise ValueError("boom")
+    with progress.during("step 1"):
+        pass
+    assert told == ["step 1: ValueError: boom", ""]
+    assert progress.call == 2
+
+
+def test_a_broken_connection_waits_for_the_verdict():
+    progress, asked = Progress(), []
+    progress.await_verdict = lambda: asked.append(now_doing(progress)[0])
+    with pytest.raises(PeerLost), progress.during("step 1"):
+        raise PeerLost("gone")
+    assert asked == ["lost the connection to a rank"]
