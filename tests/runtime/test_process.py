@@ -12,8 +12,6 @@ import pytest
 
 from pipeswift.runtime.process import Condition, Process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's table of processes")
-
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen]:
