@@ -27,6 +27,7 @@ from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
 from pipeswift.runtime.peers import peer_lost
 
 POOL = 2  # receive buffers per channel; `verify` assumes the same number
+SENT = 4  # messages that may be kept after their delivery, per rank
 
 # A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
 # micro-batch's first sample, its number of samples.
@@ -206,26 +207,40 @@ class Receiver:
 
 
 class Outbox:
-    """Keeps what is being sent alive until it has been delivered, and not longer."""
+    """Keeps what is being sent alive until it has been delivered, and little longer.
+
+    Sent messages are handed to the thread a few at a time: to wake it for each costs as much as to send one.
+    """
 
     def __init__(self, inbox: Inbox):
         self._inbox = inbox
-        self._queue: SimpleQueue[tuple[dist.Work, Tensor] | None] = SimpleQueue()
+        self._batch: list[tuple[dist.Work, Tensor]] = []
+        self._queue: SimpleQueue[list[tuple[dist.Work, Tensor]] | None] = SimpleQueue()
         self._thread = Thread(target=self._reap, name="sent messages", daemon=True)
         self._thread.start()
 
     def keep(self, work: dist.Work, tensor: Tensor) -> None:
-        self._queue.put((work, tensor))
+        self._batch.append((work, tensor))
+        if len(self._batch) == SENT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands over what has been sent so far; at the end of a step nothing may stay behind."""
+        if self._batch:
+            self._queue.put(self._batch)
+            self._batch = []
 
     def close(self) -> None:
+        self.flush()
         self._queue.put(None)
         self._thread.join()
 
     def _reap(self) -> None:
         try:
-            while (sent := self._queue.get()) is not None:
-                sent[0].wait()
-                del sent
+            while (batch := self._queue.get()) is not None:
+                while batch:
+                    batch[0][0].wait()
+                    del batch[0]
         except RuntimeError as error:
             self._inbox.put(peer_lost(error))
         except BaseException as error:

@@ -104,6 +104,7 @@ class Executor:
                 self._run(action, ready, recorder)
                 run.ended += 1
                 self._account(action, backwards)
+        self._wiring.outbox.flush()
         return recorder
 
     def close(self) -> None:
@@ -218,10 +219,22 @@ class Executor:
                 return
             sender.send(output, self._job.uniform)
             if not self.schedule.forward_only:
-                gradients = self._wiring.receivers[self._key(stage, Product.GRADIENT, work.microbatch)]
-                gradients.expect(Expected(work.microbatch, output.spec.differentiable()))
+                self._expect_gradients(stage, work.microbatch, output)
 
         return send
+
+    def _expect_gradients(self, stage: int, microbatch: int, output: Flat) -> None:
+        """Announces the gradient of an output; of all outputs of the route at once when they are alike."""
+        receiver = self._wiring.receivers[self._key(stage, Product.GRADIENT, microbatch)]
+        metas = output.spec.differentiable()
+        if not self._job.uniform:
+            receiver.expect(Expected(microbatch, metas))
+            return
+        route_of = self.schedule.route_of
+        if microbatch == route_of.index(route_of[microbatch]):
+            for i, route in enumerate(route_of):
+                if route == route_of[microbatch]:
+                    receiver.expect(Expected(i, metas))
 
     def _send_gradient(self, stage: int) -> Call:
         def send(work: Pass) -> None:

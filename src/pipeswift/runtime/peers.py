@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,19 +63,6 @@ class Peers:
             with traffic():
                 self.control.allreduce([values]).wait()
         return values
-
-    def share(self, values: Tensor, holders: Sequence[int]) -> Tensor:
-        """The sum of what the ranks in `holders` have of a CPU tensor, in place, on every rank.
-
-        Cheaper than `all_sum` where few know something: those who know need not wait for those who ask.
-        """
-        if self.control is None:
-            return values
-        parts = []
-        for holder in holders:
-            parts.append(values.clone() if holder == self.rank else torch.zeros_like(values))
-            self.control.broadcast(parts[-1], root=holder).wait()
-        return values.copy_(torch.stack(parts).sum(0))
 
     def all_gather(self, thing: Any) -> list[Any]:
         """Every rank's `thing` (anything that pickles), by rank, on every rank."""

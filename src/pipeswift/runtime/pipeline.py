@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
 from pipeswift.policy import Follow
+from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.batch import BatchError, Rules, batch_size, cut, cut_arguments, shares
 from pipeswift.runtime.executor import Executor, Job
@@ -43,13 +45,18 @@ class Result:
 
     loss: the mean over all samples, or sum over count; None where it was not asked for, or without a loss function.
     losses: what the loss function gave, by micro-batch. outputs: of the model, by micro-batch, where asked for.
-    trace: this rank's spans.
+    trace: this rank's spans, made when it is first asked for.
     """
 
     loss: float | None
     losses: tuple[float, ...]
     outputs: tuple[Any, ...] | None
-    trace: Trace
+    _recorder: Recorder
+    _name: str
+
+    @cached_property
+    def trace(self) -> Trace:
+        return self._recorder.trace(name=self._name)
 
 
 class Pipeline:
@@ -101,6 +108,7 @@ class Pipeline:
         self._weights = list(self._assembly.weights.values())
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
+        self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
         self._ready_hooks: list[Callable[[Stage], None]] = []
         self._sums = False  # whether the loss function gives (sum, count); known after the first step
         self.steps = 0  # steps begun; with the seed, it keys the random numbers
@@ -304,17 +312,19 @@ class Pipeline:
             for module in stage.modules():
                 if module.training != training:
                     module.train(training)
+        count = executor.schedule.num_microbatches
+        announced = Announcement(self._peers, self._last_stage_ranks, count, 3) if losses == "all" else None
         recorder = executor.run(job)
-        return self._close(executor.schedule, job, recorder, outputs, losses)
+        return self._close(executor.schedule, job, recorder, outputs, announced)
 
     def _close(
-        self, schedule: Schedule, job: Job, recorder: Recorder, outputs: Where | None, losses: Where
+        self, schedule: Schedule, job: Job, recorder: Recorder, outputs: Where | None, announced: Announcement | None
     ) -> tuple[Result, float | None]:
         blank = torch.zeros(schedule.num_microbatches, 3, dtype=torch.float64)
         table = blank if job.loss is None else job.loss.table()
-        if losses == "all":
+        if announced is not None:
             with self._progress.joining("the losses"):
-                table = self._peers.all_sum(table)
+                table = announced.settle(table)
         elif job.loss is not None and job.loss.counts:
             raise PipeSwiftError('losses="last" needs a loss function that gives a mean: (sum, count) needs all ranks')
         loss, count = total(table)
@@ -325,7 +335,8 @@ class Pipeline:
                 loss if known else None,
                 tuple(table[:, 0].tolist()) if known else (),
                 tuple(kept[i] for i in sorted(kept)) or None,
-                recorder.trace(name=schedule.name),
+                recorder,
+                schedule.name,
             ),
             count,
         )

@@ -24,7 +24,7 @@ class Wiring:
     def __init__(self, peers: Peers, routes: tuple[tuple[int, ...], ...]):
         self.routes = routes
         self.inbox: Inbox = Inbox()
-        self._outbox = Outbox(self.inbox)
+        self.outbox = Outbox(self.inbox)
         self.senders: dict[ChannelKey, Sender] = {}
         self.receivers: dict[ChannelKey, Receiver] = {}
         for tag, (key, source, target) in enumerate(_channels(routes)):
@@ -33,7 +33,7 @@ class Wiring:
             maker = key.boundary if key.product is Product.OUTPUT else key.boundary + 1
             if source == peers.rank:
                 what = f"output of stage {maker}"
-                self.senders[key] = Sender(group, target, tag, self._outbox, what)
+                self.senders[key] = Sender(group, target, tag, self.outbox, what)
             elif target == peers.rank:
                 self.receivers[key] = Receiver(group, source, tag, self.inbox, key.product, maker, peers.device)
 
@@ -51,7 +51,7 @@ class Wiring:
         """Ends the threads. Only between steps."""
         for receiver in self.receivers.values():
             receiver.close()
-        self._outbox.close()
+        self.outbox.close()
 
 
 def _channels(routes: tuple[tuple[int, ...], ...]) -> list[tuple[ChannelKey, int, int]]:
