@@ -237,7 +237,9 @@ def free_port() -> int:
 
 
 def moment_of_harm(text: str) -> float:
-    return float(next(line.split()[-1] for line in text.splitlines() if "harm at" in line))
+    lines = [line for line in text.splitlines() if "harm at" in line]
+    assert lines, f"it ended before any harm was done:\n{text}"
+    return float(lines[0].split()[-1])
 
 
 # Ranks as threads.
