@@ -81,6 +81,16 @@ def test_narrow_gradients_accumulate_in_float32():
     assert weights.gradient("0.weight").item() * 513 == pytest.approx(2.0)
 
 
+def test_narrow_gradients_accumulate_over_steps_too():
+    # What one step had put into .grad for the optimizer was added to the sums again by the next: 3 instead of 2.
+    layers = [lambda: nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)]
+    pipe = alone(loss=lambda out, _: out.mean(), m=2, layers=layers)
+    ones = torch.ones(2, 1, dtype=torch.bfloat16)
+    for _ in range(2):
+        pipe.step(ones, ones)
+    assert gradients(pipe)["0.weight"].item() == 2.0
+
+
 class Dropped(nn.Module):
     def __init__(self, index: int):
         super().__init__()

@@ -173,6 +173,8 @@ class Pipeline:
         losses: Where,
     ) -> Result:
         executor = self._executor(True, microbatches)
+        for weights in self._weights:
+            weights.withdraw()
         earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
         job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
         self.steps += 1

@@ -55,6 +55,11 @@ class Weights:
         for name, gradient in self._wide.items():
             self.leaves[name].grad = gradient.to(self.leaves[name].dtype)
 
+    def withdraw(self) -> None:
+        """Before the next backward: takes back what `publish` put there, which `fold` would add to the sums again."""
+        for name in self._wide:
+            self.leaves[name].grad = None
+
     def clear(self) -> None:
         """Forgets every gradient."""
         self._wide.clear()
