@@ -1,0 +1,7 @@
+"""Schedule search: the best order for given costs and memory, and how far from the best it can be."""
+
+from pipeswift.search.best import Progress
+from pipeswift.search.find import Found, search
+from pipeswift.search.problem import Infeasible, Objective, SearchError
+
+__all__ = ["Found", "Infeasible", "Objective", "Progress", "SearchError", "search"]
