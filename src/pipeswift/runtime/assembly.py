@@ -14,6 +14,7 @@ import pipeswift
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.stage import Segment, Stage
@@ -51,7 +52,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
     """Builds this rank's part. All ranks agree on everything first, so an error on one of them is raised on all."""
     try:
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
-        check(schedule)
+        check(schedule, receive_pool=POOL)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
         ties = [*found_in(every_layer), *request.tie]

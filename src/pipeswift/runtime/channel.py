@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import NamedTuple
@@ -24,9 +25,9 @@ from torch import Tensor
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
 from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
-from pipeswift.runtime.peers import peer_lost
+from pipeswift.runtime.peers import peer_lost, traffic
 
-POOL = 2  # receive buffers per channel; `verify` assumes the same number
+POOL = 2  # receive buffers per channel
 SENT = 4  # messages that may be kept after their delivery, per rank
 
 # A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
@@ -46,7 +47,7 @@ Inbox = SimpleQueue  # of Arrival, or of the exception that ended a channel
 
 
 class Expected(NamedTuple):
-    """A message that will come. spec: known for gradients, announced by a header otherwise."""
+    """A message that will come. metas: known for gradients, None where a header says. first: of its step."""
 
     microbatch: int
     metas: tuple[Meta, ...] | None
@@ -146,7 +147,7 @@ class Receiver:
 
     def _serve(self) -> None:
         posted: deque[_Posted] = deque()
-        try:
+        with _reporting(self._inbox):
             while True:
                 if self._may_post(ahead=bool(posted)):
                     expected = self._expected.get()
@@ -155,10 +156,6 @@ class Receiver:
                     posted.append(self._post(expected))
                 else:
                     self._deliver(posted.popleft())
-        except RuntimeError as error:
-            self._inbox.put(peer_lost(error))
-        except BaseException as error:
-            self._inbox.put(error)
 
     def _may_post(self, ahead: bool) -> bool:
         """Whether to post the next receive now; with nothing posted yet, waits until there is room for one."""
@@ -236,12 +233,18 @@ class Outbox:
         self._thread.join()
 
     def _reap(self) -> None:
-        try:
+        with _reporting(self._inbox):
             while (batch := self._queue.get()) is not None:
                 while batch:
                     batch[0][0].wait()
                     del batch[0]
-        except RuntimeError as error:
-            self._inbox.put(peer_lost(error))
-        except BaseException as error:
-            self._inbox.put(error)
+
+
+@contextmanager
+def _reporting(inbox: Inbox) -> Iterator[None]:
+    """Around the life of a channel's thread: the executor raises what ends it."""
+    try:
+        with traffic():
+            yield
+    except BaseException as error:
+        inbox.put(error)
