@@ -112,6 +112,6 @@ def _number(peers: Peers, weights: Mapping[int, Weights], ties: Sequence[Tie]) -
     names: dict[int, list[str]] = {}
     for theirs in peers.all_gather({stage: list(version.leaves) for stage, version in weights.items()}):
         names |= theirs
-    copies = {name for tie in ties for name in sorted(tie.holders.values(), key=tie.names.index)[1:]}
+    copies = {tie.holders[rank] for tie in ties for rank in tie.ranks[1:]}
     order = [name for stage in sorted(names) for name in names[stage] if name not in copies]
     return {name: number for number, name in enumerate(order)}, len(order)

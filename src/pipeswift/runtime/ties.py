@@ -1,7 +1,7 @@
 """Tied weights: one parameter of the model that several layers use, such as embedding and head.
 
 On one rank it is one tensor. Layers on different ranks hold copies that start equal and stay equal: their gradients are
-summed, in the order of the stages, before the optimizer steps.
+summed, in the order of the tie's names, before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class Tie:
 
     names: tuple[str, ...]
     holders: Mapping[int, str]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The holders, in the order of `names`; sums go over them in that order."""
+        return sorted(self.holders, key=lambda rank: self.names.index(self.holders[rank]))
 
 
 def found_in(layers: Sequence[object]) -> list[list[str]]:
@@ -96,7 +101,7 @@ def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> lis
 
 
 def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights]) -> None:
-    """Every copy gets the sum of the copies' gradients, folded in the order of the ranks that hold the names."""
+    """Every copy gets the sum of the copies' gradients. Every rank must call this."""
     for tie in ties:
         for version in weights:
             name = tie.holders.get(peers.rank)
@@ -104,11 +109,7 @@ def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights])
                 continue
             gradient = version.gradient(name)
             copies = _exchange(peers, tie, torch.zeros_like(version.leaves[name]) if gradient is None else gradient)
-            version.set_gradient(name, _fold([copies[rank] for rank in _in_model_order(tie)]))
-
-
-def _in_model_order(tie: Tie) -> list[int]:
-    return sorted(tie.holders, key=lambda rank: tie.names.index(tie.holders[rank]))
+            version.set_gradient(name, _fold([copies[rank] for rank in tie.ranks]))
 
 
 def _fold(tensors: Sequence[Tensor]) -> Tensor:
