@@ -25,14 +25,18 @@ def zb_h1(p: int, m: int) -> Schedule:
     """
 
     def order(rank: int) -> Iterator[Action]:
-        warm, late = min(m, p - rank), min(m, rank)
-        yield from (F(rank, i) for i in range(warm))
-        for i in range(m):
-            yield I(rank, i)
-            if i >= late:
-                yield W(rank, i - late)
-            if warm + i < m:
-                yield F(rank, warm + i)
-        yield from (W(rank, i) for i in range(m - late, m))
+        return i_w_f_in_turn(rank, m, warm=min(m, p - rank), late=min(m, rank))
 
     return Schedule.one_route(order, ranks=p, microbatches=m)
+
+
+def i_w_f_in_turn(stage: int, m: int, *, warm: int, late: int) -> Iterator[Action]:
+    """`warm` forwards, then I, W, F in turn, each W `late` micro-batches behind its I."""
+    yield from (F(stage, i) for i in range(warm))
+    for i in range(m):
+        yield I(stage, i)
+        if i >= late:
+            yield W(stage, i - late)
+        if warm + i < m:
+            yield F(stage, warm + i)
+    yield from (W(stage, i) for i in range(m - late, m))

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from pipeswift.ir import Action, F, I, Schedule, W
+from pipeswift.ir import Action, Schedule
 from pipeswift.schedules.registry import Idle, Peak, schedule
+from pipeswift.schedules.zb_h1 import i_w_f_in_turn
 
 
 @schedule(
@@ -26,14 +27,6 @@ def zb_h2(p: int, m: int) -> Schedule:
     """
 
     def order(rank: int) -> Iterator[Action]:
-        warm, late = min(m, 2 * (p - rank) - 1), min(m, 2 * rank)
-        yield from (F(rank, i) for i in range(warm))
-        for i in range(m):
-            yield I(rank, i)
-            if i >= late:
-                yield W(rank, i - late)
-            if warm + i < m:
-                yield F(rank, warm + i)
-        yield from (W(rank, i) for i in range(m - late, m))
+        return i_w_f_in_turn(rank, m, warm=min(m, 2 * (p - rank) - 1), late=min(m, 2 * rank))
 
     return Schedule.one_route(order, ranks=p, microbatches=m)
