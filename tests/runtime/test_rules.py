@@ -135,7 +135,7 @@ def test_steps_draw_afresh():
     layers = [lambda: nn.Dropout(0.5)]
     pipe = alone(loss=lambda out, _: out.sum(), m=1, layers=layers)
     ones = torch.ones(64, requires_grad=False)
-    outputs = [pipe.step(ones, ones, outputs=True).outputs[0] for _ in range(2)]
+    outputs = [pipe.step(ones, ones, outputs="last").outputs[0] for _ in range(2)]
     assert not torch.equal(*outputs)
 
 
@@ -150,7 +150,7 @@ def test_evaluation_touches_nothing_of_training():
     pipe.step(*batch(8))
     reference.step(*batch(8))
     before = gradients(pipe)
-    evaluated = pipe.evaluate(*batch(6, seed=9), microbatches=3, outputs=True)
+    evaluated = pipe.evaluate(*batch(6, seed=9), microbatches=3, outputs="last")
     assert len(evaluated.outputs) == 3
     x, y = batch(6, seed=9)
     model = nn.Sequential(*(build() for build in builders(3)))

@@ -13,16 +13,16 @@ TAG = 2  # on the control group
 
 
 class Announcement:
-    """A float64 table of `rows` x `columns`, of which each holder knows some rows.
+    """A table, of which each holder knows some rows. like: one of its shape and dtype.
 
     The others post their receives when the step begins, so at its end, when the holders have long been done, nothing
     is left to wait for. Every rank of the pipeline must make one, with the same arguments.
     """
 
-    def __init__(self, peers: Peers, holders: Sequence[int], rows: int, columns: int):
+    def __init__(self, peers: Peers, holders: Sequence[int], like: Tensor):
         self._peers, self._mine = peers, peers.rank in holders
         others = [holder for holder in holders if holder != peers.rank]
-        self._parts = [torch.empty(rows, columns, dtype=torch.float64) for _ in others]
+        self._parts = [torch.empty_like(like) for _ in others]
         control = peers.control
         with traffic():
             self._works = [

@@ -116,17 +116,21 @@ def attach(module: nn.Module, ledger: Ledger) -> None:
     """
     for part in module.modules():
         if any(True for _ in part.parameters(recurse=False)):
-            contexts: list[_Split] = []
+            _attach(part, ledger)
 
-            def enter(*_: object, contexts: list[_Split] = contexts) -> None:
-                contexts.append(_Split(ledger))
-                contexts[-1].__enter__()
 
-            def leave(*_: object, contexts: list[_Split] = contexts) -> None:
-                contexts.pop().__exit__(None, None, None)
+def _attach(part: nn.Module, ledger: Ledger) -> None:
+    contexts: list[_Split] = []
 
-            part.register_forward_pre_hook(enter)
-            part.register_forward_hook(leave, always_call=True)
+    def enter(*_: object) -> None:
+        contexts.append(_Split(ledger))
+        contexts[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        contexts.pop().__exit__(None, None, None)
+
+    part.register_forward_pre_hook(enter)
+    part.register_forward_hook(leave, always_call=True)
 
 
 class _Halves(torch.autograd.Function):

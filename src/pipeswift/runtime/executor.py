@@ -70,6 +70,9 @@ class Executor:
         self._progress = progress
         self._last = schedule.num_stages - 1
         self._slots = slots_of(schedule)
+        self._backwards = dict.fromkeys(stages, 0)  # by stage, in one step
+        for route, stage in schedule.stages_on(rank):
+            self._backwards[stage] += schedule.route_of.count(route)
         self._here: dict[tuple[Product, int, int], Any] = {}  # products that stay on this rank
         self._job = Job(key=0)
         ops = sorted({Op(op) for order in schedule.orders for op in np.unique(order.rows[:, 1])})
@@ -85,9 +88,7 @@ class Executor:
             self._stages[self._last].tail = self._tail
         self._wiring.begin(self.schedule)
         ready = Ready(self.schedule, self.rank, self._slots)
-        backwards = dict.fromkeys(self._stages, 0)
-        for route, stage in self.schedule.stages_on(self.rank):
-            backwards[stage] += self.schedule.route_of.count(route)
+        backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(self.schedule, self.rank, ready)
         recorder = Recorder(self.rank, self.schedule.num_ranks, len(self.schedule.orders[self.rank].rows))
         inbox, started = self._wiring.inbox, 0

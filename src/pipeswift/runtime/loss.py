@@ -1,4 +1,4 @@
-"""The loss, and who divides: only this module does.
+"""The loss, and what is divided by what: only this module says.
 
 A loss function returns either a mean over its micro-batch, or (sum, count). Means are averaged over micro-batches,
 weighted by their number of samples. Sums are divided once by the global count, after the last backward of the step.
@@ -55,14 +55,19 @@ class StepLoss:
         return torch.tensor(weight, dtype=loss.dtype, device=loss.device)
 
     def table(self) -> Tensor:
-        """Shape (microbatches, 3) float64 on the CPU: value, weight, count; zeros for what another rank knows."""
-        table = torch.zeros(len(self.targets), 3, dtype=torch.float64)
+        """`blank_table` with what this rank knows."""
+        table = blank_table(len(self.targets))
         if self.values:
             filed = list(self.values)
             table[filed, 0] = torch.stack(list(self.values.values())).double().cpu()
             table[filed, 1] = torch.tensor([self.weights[i] for i in filed], dtype=torch.float64)
             table[filed, 2] = torch.tensor([self.counts.get(i, 0.0) for i in filed], dtype=torch.float64)
         return table
+
+
+def blank_table(microbatches: int) -> Tensor:
+    """Shape (microbatches, 3) float64 on the CPU: value, weight, count; zeros for what another rank knows."""
+    return torch.zeros(microbatches, 3, dtype=torch.float64)
 
 
 def total(table: Tensor) -> tuple[float, float | None]:

@@ -19,9 +19,10 @@ from pipeswift.policy import Follow
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.batch import BatchError, Rules, batch_size, cut, cut_arguments, shares
+from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.layers import Layer
-from pipeswift.runtime.loss import LossFunction, StepLoss, total
+from pipeswift.runtime.loss import LossFunction, StepLoss, blank_table, total
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Peers, peers_of
 from pipeswift.runtime.progress import Progress
@@ -56,7 +57,7 @@ class Result:
 
     @cached_property
     def trace(self) -> Trace:
-        return self._recorder.trace(name=self._name)
+        return self._recorder.trace(self._name)
 
 
 class Pipeline:
@@ -77,6 +78,7 @@ class Pipeline:
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
         ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
+    timeout: how long ranks wait for each other to make the pipeline, and the transport for any one message.
 
     Raises PipeSwiftError, on every rank, when the schedule is invalid, the layers do not fit it, or ranks disagree.
     """
@@ -160,35 +162,22 @@ class Pipeline:
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
         """
         with self._progress.during(f"step {self.steps + 1}"):
-            return self._step(inputs, targets, arguments, microbatches, scale, outputs, losses)
-
-    def _step(
-        self,
-        inputs: Any,
-        targets: Any,
-        arguments: Mapping[str, Any],
-        microbatches: int | None,
-        scale: float,
-        outputs: Where | None,
-        losses: Where,
-    ) -> Result:
-        executor = self._executor(True, microbatches)
-        for weights in self._weights:
-            weights.withdraw()
-        earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
-        job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
-        self.steps += 1
-        result, count = self._run(executor, job, outputs, losses)
-        if count is not None:
-            self._sums = True
+            executor = self._executor(True, microbatches)
             for weights in self._weights:
-                weights.scale(count / scale)
-        sum_gradients(self._peers, self._assembly.ties, self._weights)
-        for weights, taken in zip(self._weights, earlier, strict=True):
-            weights.restore(taken)
-        for weights in self._weights:
-            weights.publish()
-        return result
+                weights.withdraw()
+            earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
+            job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
+            self.steps += 1
+            result, count = self._run(executor, job, outputs, losses)
+            if count is not None:
+                self._sums = True
+                for weights in self._weights:
+                    weights.divide(count / scale)
+            sum_gradients(self._peers, self._assembly.ties, self._weights)
+            for weights, taken in zip(self._weights, earlier, strict=True):
+                weights.restore(taken)
+                weights.publish()
+            return result
 
     def evaluate(
         self,
@@ -311,18 +300,12 @@ class Pipeline:
         """Runs a job; also gives the global count when the loss function gives (sum, count)."""
         training = not executor.schedule.forward_only
         for stage in self.stages.values():
-            for module in stage.modules():
-                if module.training != training:
-                    module.train(training)
-        count = executor.schedule.num_microbatches
-        announced = Announcement(self._peers, self._last_stage_ranks, count, 3) if losses == "all" else None
+            for layer in stage.layers():
+                if layer.training != training:
+                    layer.train(training)
+        blank = blank_table(executor.schedule.num_microbatches)
+        announced = Announcement(self._peers, self._last_stage_ranks, like=blank) if losses == "all" else None
         recorder = executor.run(job)
-        return self._close(executor.schedule, job, recorder, outputs, announced)
-
-    def _close(
-        self, schedule: Schedule, job: Job, recorder: Recorder, outputs: Where | None, announced: Announcement | None
-    ) -> tuple[Result, float | None]:
-        blank = torch.zeros(schedule.num_microbatches, 3, dtype=torch.float64)
         table = blank if job.loss is None else job.loss.table()
         if announced is not None:
             with self._progress.joining("the losses"):
@@ -338,7 +321,7 @@ class Pipeline:
                 tuple(table[:, 0].tolist()) if known else (),
                 tuple(kept[i] for i in sorted(kept)) or None,
                 recorder,
-                schedule.name,
+                executor.schedule.name,
             ),
             count,
         )
@@ -352,5 +335,5 @@ class Pipeline:
         return together
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: Flat, other: Flat) -> bool:
     return (one.spec, one.samples) == (other.spec, other.samples)

@@ -29,10 +29,10 @@ class Recorder:
         self._times[at + 1] = end
         self._actions.append(action)
 
-    def trace(self, clock_offset: float = 0.0, name: str = "") -> Trace:
-        """The spans so far; `clock_offset` seconds are added to put them on the first rank's clock."""
+    def trace(self, name: str) -> Trace:
+        """The spans so far, on this rank's clock."""
         count = len(self._actions)
-        times = np.array(self._times[: 2 * count]).reshape(-1, 2) + clock_offset
+        times = np.array(self._times[: 2 * count]).reshape(-1, 2)
         stage, op, microbatch = np.array(self._actions, dtype=np.int32).reshape(-1, 3).T
         return Trace(
             num_ranks=self._num_ranks,

@@ -85,16 +85,11 @@ class Stage:
         self._records: dict[int, Record] = {}
         self._pendings: dict[tuple[int, int], list[Pending]] = {}  # by (micro-batch, segment), between I and W
 
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches between the start of their F and the end of their B."""
-        return len(self._records)
-
     def prepare_split(self) -> None:
         """Makes I and W possible, from the next forward on; whole backwards stay what they are."""
         if self._ledger is None:
             self._ledger = Ledger()
-            for layer in self.modules():
+            for layer in self.layers():
                 attach(layer, self._ledger)
 
     def bind(self, version: None = None) -> AbstractContextManager[None]:
@@ -156,7 +151,7 @@ class Stage:
         for segment in self.segments:
             yield from segment.named_parameters()
 
-    def modules(self) -> Iterator[nn.Module]:
+    def layers(self) -> Iterator[nn.Module]:
         for segment in self.segments:
             yield from segment.layers
 

@@ -44,7 +44,7 @@ class Weights:
         else:
             self.leaves[name].grad = gradient
 
-    def scale(self, divisor: float) -> None:
+    def divide(self, divisor: float) -> None:
         """Divides every accumulated gradient, in place."""
         for name in self.leaves:
             if (gradient := self.gradient(name)) is not None:

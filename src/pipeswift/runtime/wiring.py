@@ -22,7 +22,6 @@ class Wiring:
     """The channels for a placement (`routes`); schedules with the same routes share them."""
 
     def __init__(self, peers: Peers, routes: tuple[tuple[int, ...], ...]):
-        self.routes = routes
         self.inbox: Inbox = Inbox()
         self.outbox = Outbox(self.inbox)
         self.senders: dict[ChannelKey, Sender] = {}
