@@ -29,7 +29,7 @@ def test_sizes_differ_by_one_at_most(layers: int, stages: int, sizes: list[int])
 
 
 def test_fewer_layers_than_stages_is_refused():
-    with pytest.raises(PipeSwiftError, match="3 layers and the schedule 4 stages.*at most 3 stages"):
+    with pytest.raises(PipeSwiftError, match=r"3 layers and the schedule 4 stages.*at most 3 stages"):
         even_layout(3, 4)
 
 
