@@ -15,6 +15,7 @@ class Dropout(nn.Module):
 
     So results are the same however the batch is cut into micro-batches and the model into stages. x: floating point,
     shape (samples, ...). p: probability that an element is dropped; the others are scaled by 1 / (1 - p).
+    Not for the inside of an activation checkpoint: what is computed again there would get another mask.
     """
 
     def __init__(self, p: float = 0.5):
