@@ -43,6 +43,7 @@ def test_the_chain_of_waits_ends_at_the_culprit():
     assert culprits(seen(waits(1)), seen(waits(2)), seen(busy())) == (2,)
     assert culprits(seen(waits(1)), seen(IDLE), seen(waits(1))) == (1,)
     assert culprits(seen(joins()), seen(busy()), seen(joins())) == (1,)
+    assert culprits(seen(joins(call=4)), seen(joins(call=5)), seen(busy(call=4))) == (2,), "rank 1 is ahead"
 
 
 def test_a_circle_of_waits_names_all_in_it():

@@ -170,8 +170,12 @@ def _waits_for(rank: int, states: Sequence[State]) -> int | None:
     if state.waits:
         return state.waits[0]
     if state.joins and state.active:
-        here = state.call, state.joins
-        return next((other for other, theirs in enumerate(states) if (theirs.call, theirs.joins) != here), None)
+        behind = [
+            other
+            for other, theirs in enumerate(states)
+            if theirs.call < state.call or (theirs.call == state.call and theirs.joins != state.joins)
+        ]
+        return min(behind, key=lambda other: states[other].call, default=None)
     if state.lost:
         return next((other for other, theirs in enumerate(states) if theirs.left), None)
     return None

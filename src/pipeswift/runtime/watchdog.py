@@ -187,6 +187,11 @@ class Watchdog:
         if error is not None and not self._progress.error:
             self._progress.fail(error)
         self._stop(left=not self._progress.error)
+        if error is not None:
+            # Channels' threads still wait in the transport, and such a thread aborts the interpreter's orderly end.
+            atexit._run_exitfuncs()
+            _flush()
+            os._exit(1)
 
 
 def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog | None:
