@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count, cycle, product
-from types import MappingProxyType
 
 import numpy as np
 
@@ -141,7 +140,7 @@ def _solve(problem: Problem, best: Best, workers: int) -> None:
 def _found(best: Best) -> Found:
     assert best.schedule is not None  # one micro-batch at a time fits wherever anything does
     settings = {"method": best.method, "chunks": best.problem.chunks}
-    schedule = replace(best.schedule, name="searched", options=MappingProxyType(settings))
+    schedule = replace(best.schedule, name="searched", options=settings)
     bound = min(best.bound, best.value)
     gap = (best.value - bound) / best.value if best.value else 0.0
     optimal = best.proved and schedule.splits_backward
