@@ -1,10 +1,13 @@
 """Settings are checked before anything starts, and an error says which, what it is, the rule, and a way out."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+from pipeswift import codec
+from pipeswift.schedules import build
 from pipeswift.train.config import Config, ConfigError, dumps, load, parse
 
 
@@ -35,6 +38,40 @@ def test_overrides_lie_over_the_file(tmp_path):
     config = load(file, ["train.steps=5", "pipeline.schedule=gpipe", "run.folder='else where'"])
     assert (config.train.steps, config.train.lr, config.pipeline.schedule) == (5, 0.1, "gpipe")
     assert str(config.run.folder) == "else where"
+
+
+def test_a_schedule_from_a_file(tmp_path):
+    file = tmp_path / "mine.csv"
+    codec.save(build("zb-h2", 4, 8), file)
+    config = parse({"pipeline": {"schedule": str(file)}})
+    assert config.build_schedule().orders == build("zb-h2", 4, 8).orders
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"pipeline": {"pp": 2}}, "pipeline.pp = 2, but the schedule in {} has 4. use pipeline.pp = 4"),
+        ({"train": {"microbatches": 4}}, "train.microbatches = 4, but the schedule in {} has 8."),
+        ({"pipeline": {"chunks": 2}}, "pipeline.chunks = 2, but the schedule in {} has 1."),
+    ],
+)
+def test_a_schedule_from_a_file_has_to_be_of_the_right_size(tmp_path, settings, says):
+    file = tmp_path / "mine.csv"
+    codec.save(build("zb-h2", 4, 8), file)
+    settings["pipeline"] = {"schedule": str(file)} | settings.get("pipeline", {})
+    with pytest.raises(ConfigError, match=re.escape(says.format(file))):
+        parse(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("0B0,0F0", "cannot run"), ("0X0", "not an action"), (None, "no schedule file")]
+)
+def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
+    file = tmp_path / "mine.csv"
+    if text:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"pipeline.schedule: .*{says}"):
+        parse({"pipeline": {"schedule": str(file), "pp": 1}, "train": {"microbatches": 1}})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from pipeswift import schedules
+from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
 from pipeswift.train.misfit import explain
+from pipeswift.verify import InvalidSchedule, check
 
 NonNegative = Annotated[int, Field(ge=0)]
 PathSetting = Annotated[Path, Field(strict=False)]
@@ -87,12 +88,32 @@ class Config(Section):
     run: Run = Run()
 
     def build_schedule(self) -> Schedule:
-        """The schedule that the settings name. Raises ConfigError when there is none, or the numbers do not fit it."""
+        """The schedule that the settings name, or the one in their file, whose size has to agree.
+
+        Raises ConfigError when there is none, when the numbers do not fit it, or when the file's cannot run.
+        """
         pipeline = self.pipeline
         try:
+            if pipeline.schedule.lower().endswith((".csv", ".json")):
+                return self._load_schedule()
             return schedules.build(pipeline.schedule, pipeline.pp, self.train.microbatches, pipeline.chunks)
-        except schedules.ScheduleError as error:
+        except (schedules.ScheduleError, codec.ScheduleFileError, InvalidSchedule) as error:
             raise ConfigError(f"pipeline.schedule: {_in_settings(str(error))}") from error
+
+    def _load_schedule(self) -> Schedule:
+        pipeline = self.pipeline
+        schedule = codec.load(pipeline.schedule)
+        for setting, given, found in (
+            ("pipeline.pp", pipeline.pp, schedule.num_ranks),
+            ("train.microbatches", self.train.microbatches, schedule.num_microbatches),
+            ("pipeline.chunks", pipeline.chunks, schedule.chunks),
+        ):
+            if given not in (None, found):
+                raise ConfigError(
+                    f"{setting} = {given}, but the schedule in {pipeline.schedule} has {found}: use {setting} = {found}"
+                )
+        check(schedule)
+        return schedule
 
     def agreement(self) -> dict[str, object]:
         """What must be equal on all ranks, by setting: all but paths, which may differ from host to host."""
