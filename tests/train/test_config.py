@@ -50,9 +50,9 @@ def test_a_schedule_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"pipeline": {"pp": 2}}, "pipeline.pp = 2, but the schedule in {} has 4. use pipeline.pp = 4"),
-        ({"train": {"microbatches": 4}}, "train.microbatches = 4, but the schedule in {} has 8."),
-        ({"pipeline": {"chunks": 2}}, "pipeline.chunks = 2, but the schedule in {} has 1."),
+        ({"pipeline": {"pp": 2}}, "pipeline.pp = 2, but the schedule in {} has 4: use pipeline.pp = 4"),
+        ({"train": {"microbatches": 4}}, "train.microbatches = 4, but the schedule in {} has 8: use"),
+        ({"pipeline": {"chunks": 2}}, "pipeline.chunks = 2, but the schedule in {} has 1: use"),
     ],
 )
 def test_a_schedule_from_a_file_has_to_be_of_the_right_size(tmp_path, settings, says):
