@@ -6,17 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.context import current
+from pipeswift.runtime.context import Place, mark, place_of, skips
 from pipeswift.runtime.seeds import generator_of, mix
 
 
 class Dropout(nn.Module):
     """Dropout whose mask depends on the seed, the step, the layer and each sample's index in the mini-batch alone.
 
-    So results are the same however the batch is cut into micro-batches and the model into stages. x: floating point,
-    shape (samples, ...). p: probability that an element is dropped; the others are scaled by 1 / (1 - p).
-    Not for the inside of an activation checkpoint: what is computed again there would get another mask.
+    So results are the same however the batch is cut into micro-batches and the model into stages, with activation
+    checkpointing (that preserves the random state, as it does by default) and without. x: floating point, shape
+    (samples, ...). p: probability that an element is dropped; the others are scaled by 1 / (1 - p).
     """
+
+    keyed = True  # asks the runtime to say which sample is which
 
     def __init__(self, p: float = 0.5):
         super().__init__()
@@ -27,11 +29,18 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        generator = generator_of(x.device)
+        shared = generator_of(x.device)
+        place = place_of(shared.initial_seed()) or Place(shared.initial_seed(), 0, 0, 0, [])
         mask = torch.empty_like(x)
+        own = torch.Generator(x.device)
         for sample in range(x.shape[0]):
-            generator.manual_seed(mix(current.key, current.layer, current.first_sample + sample))
-            mask[sample].bernoulli_(1.0 - self.p, generator=generator)
+            own.manual_seed(mix(place.key, place.layer, place.first_sample + sample, place.use))
+            mask[sample].bernoulli_(1.0 - self.p, generator=own)
+        # The next draw of this pass gets another mask, and gets it again when the forward is run again.
+        following = mix(shared.initial_seed(), 1)
+        shared.manual_seed(following)
+        if place.seeds:
+            mark(following, place._replace(use=place.use + 1))
         return x * mask.div_(1.0 - self.p)
 
     def extra_repr(self) -> str:
@@ -49,9 +58,9 @@ class Stash(nn.Module):
         self.name = name
 
     def forward(self, x: object) -> object:
-        if self.name in current.skips:
+        if self.name in skips.values:
             raise PipeSwiftError(f"Stash({self.name!r}) is already taken: Pop it first, or use another name")
-        current.skips[self.name] = x
+        skips.values[self.name] = x
         return x
 
     def extra_repr(self) -> str:
@@ -66,10 +75,10 @@ class Pop(nn.Module):
         self.name = name
 
     def forward(self, x: object) -> tuple[object, object]:
-        if self.name not in current.skips:
-            known = ", ".join(sorted(current.skips)) or "nothing"
+        if self.name not in skips.values:
+            known = ", ".join(sorted(skips.values)) or "nothing"
             raise PipeSwiftError(f"Pop({self.name!r}) finds {known} put aside: a Stash({self.name!r}) must come before")
-        return x, current.skips.pop(self.name)
+        return x, skips.values.pop(self.name)
 
     def extra_repr(self) -> str:
         return repr(self.name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import pipeswift.nn
 from pipeswift.errors import PipeSwiftError
@@ -415,6 +417,48 @@ def test_keyed_dropout_is_independent_of_the_microbatches(procs: Pool, m: int):
     ((_, whole),) = procs.run(execute, run._replace(settings={"microbatches": 1}), world=1)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, whole[name])
+
+
+class TwiceDropped(nn.Module):
+    """A block that drops twice, and that checkpointing may run again."""
+
+    def __init__(self, index: int, checkpointed: bool):
+        super().__init__()
+        self.block, self.checkpointed = Block(index), checkpointed
+        self.one, self.two = pipeswift.nn.Dropout(0.4), pipeswift.nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._inside, x, use_reentrant=False) if self.checkpointed else self._inside(x)
+
+    def _inside(self, x: Tensor) -> Tensor:
+        return self.two(self.block(self.one(x)))
+
+
+def twice_dropped(checkpointed: bool) -> Build:
+    return [Embed, *(lambda i=i: TwiceDropped(i, checkpointed) for i in range(3)), Head]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_keyed_dropout_draws_the_same_when_a_forward_is_run_again(procs: Pool, schedule: str):
+    # A recomputation used to find the place in the batch of whatever forward had run last.
+    gradients = []
+    for checkpointed in (False, True):
+        settings = {"microbatches": 4, "schedule": schedule}
+        run = Run(partial(twice_dropped, checkpointed), settings, [step(*batch(8))])
+        gradients.append(equal_to_one_process(procs, run, 3))
+    assert same(*gradients)
+
+
+def test_two_draws_of_a_pass_differ():
+    pipe = Pipeline([lambda: nn.Sequential(Keep(), Keep())], loss=lambda out, _: out.sum(), microbatches=1)
+    (output,) = pipe.step(torch.ones(4, 50), torch.ones(4, 50), outputs="all").outputs
+    pipe.close()
+    kept = (output != 0).float().mean().item()
+    assert kept < 0.4, "with one mask for both, half of the elements would be left"
+
+
+class Keep(pipeswift.nn.Dropout):
+    """Half of the elements."""
 
 
 # Results

@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 
-class Context(threading.local):
-    """Set by the runtime around every layer's forward; one per thread, since tests run ranks as threads.
-
-    key: of (seed, step). layer: index in the whole model. first_sample: where this micro-batch starts in the batch.
-    skips: what layers before have put aside for layers after, by name.
-    """
-
-    key: int = 0
-    layer: int = 0
-    first_sample: int = 0
+class Skips(threading.local):
+    """What layers have put aside for layers after them, by name; one per thread, since tests run ranks as threads."""
 
     def __init__(self) -> None:
-        self.skips: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
 
-current = Context()
+class Place(NamedTuple):
+    """Where a random number is drawn. key: of (seed, step). first_sample: where the micro-batch starts in the batch.
+
+    use: how many draws of this kind came before in the layer. seeds: under which the pass can be found, to forget it.
+    """
+
+    key: int
+    layer: int
+    first_sample: int
+    use: int
+    seeds: list[int]
+
+
+skips = Skips()
+
+# By the seed of the generator that the layer's random functions draw from. It is part of the generator's state, so
+# activation checkpointing brings it back before it runs a forward again, in whatever thread.
+_places: dict[int, Place] = {}
+
+
+def mark(seed: int, place: Place) -> None:
+    """From now on the generator's seed stands for that place."""
+    _places[seed] = place
+    place.seeds.append(seed)
+
+
+def place_of(seed: int) -> Place | None:
+    return _places.get(seed)
+
+
+def forget(seeds: list[int]) -> None:
+    for seed in seeds:
+        _places.pop(seed, None)

@@ -60,7 +60,7 @@ class Executor:
         stages: Mapping[int, Stage],
         wiring: Wiring,
         policy: Callable[[Schedule], Policy],
-        on_backward: Callable[[Stage], None],
+        on_backward: Callable[[], None],
         grad_ready: Callable[[Stage], None],
         progress: Progress,
     ):
@@ -127,10 +127,10 @@ class Executor:
         ready.finish(action)
 
     def _account(self, action: Action, backwards: dict[int, int]) -> None:
-        """Tells the owner of the weights what a backward has done to their gradients."""
+        """Tells the owner of the weights that a backward has added to gradients, and when a stage's are complete."""
         if action.op is Op.F:
             return
-        self._on_backward(self._stages[action.stage])
+        self._on_backward()
         if action.op is not Op.I:
             backwards[action.stage] -= 1
             if not backwards[action.stage]:

@@ -110,7 +110,7 @@ def init_mesh(pp: int = 1, dp: int = 1, ep: int = 1, tp: int = 1, *, timeout: fl
         return init_device_mesh("cpu", (pp,), mesh_dim_names=("pp",))
 
 
-def peers_of(mesh: DeviceMesh | Peers | None, timeout: timedelta = timedelta(minutes=30)) -> Peers:
+def peers_of(mesh: DeviceMesh | Peers | None, timeout: float = 1800.0) -> Peers:
     """The pipeline that this process belongs to. Every process of the mesh must call this, in the same order."""
     if isinstance(mesh, Peers):
         return mesh
@@ -118,12 +118,12 @@ def peers_of(mesh: DeviceMesh | Peers | None, timeout: timedelta = timedelta(min
         return Peers(0, 1, torch.device(mesh.device_type if mesh is not None else "cpu"))
     axis = mesh["pp"] if mesh.mesh_dim_names and "pp" in mesh.mesh_dim_names else mesh
     ranks = axis.mesh.flatten().tolist()
-    store, me = _store(), dist.get_rank()
-    meet(store, f"pipeline {occurrence(store, f'pipelines of rank {me}')}", me, ranks, timeout)
+    store, me, patience = _store(), dist.get_rank(), timedelta(seconds=timeout)
+    meet(store, f"pipeline {occurrence(store, f'pipelines of rank {me}')}", me, ranks, patience)
 
     def group() -> dist.ProcessGroup:
         with traffic(), connecting("connecting the pipeline's ranks"):
-            made = dist.new_group(ranks, timeout=timeout, backend="gloo")
+            made = dist.new_group(ranks, timeout=patience, backend="gloo")
         assert isinstance(made, dist.ProcessGroup)
         return made
 

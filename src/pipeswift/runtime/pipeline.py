@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class Pipeline:
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
         ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
-    timeout: how long ranks wait for each other to make the pipeline, and the transport for any one message.
+    timeout: seconds that ranks wait for each other to make the pipeline, and the transport for any one message.
 
     Raises PipeSwiftError, on every rank, when the schedule is invalid, the layers do not fit it, or ranks disagree.
     """
@@ -99,7 +99,7 @@ class Pipeline:
         dynamic_shapes: bool = False,
         config: Mapping[str, object] | None = None,
         watchdog: float | None = 60.0,
-        timeout: timedelta = timedelta(minutes=30),
+        timeout: float = 1800.0,
     ):
         self._peers = peers_of(mesh, timeout)
         self._progress = Progress()
@@ -111,6 +111,8 @@ class Pipeline:
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
+        self._kept_still: dict[nn.Module, list[nn.Module]] = {}  # parts of a layer now evaluated
+        self._closed = False
         self._ready_hooks: list[Callable[[Stage], None]] = []
         self._sums = False  # whether the loss function gives (sum, count); known after the first step
         self.steps = 0  # steps begun; with the seed, it keys the random numbers
@@ -161,6 +163,10 @@ class Pipeline:
         outputs: keep the model's outputs, on ranks that hold the last stage or on all.
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
         """
+        if not torch.is_grad_enabled():
+            raise PipeSwiftError("step() makes gradients: call it outside no_grad() and inference_mode(), or evaluate()")
+        if not scale or not isfinite(scale):
+            raise PipeSwiftError(f"scale = {scale} is no finite number other than 0: use 1.0, or 1/K for K steps in one")
         with self._progress.during(f"step {self.steps + 1}"):
             executor = self._executor(True, microbatches)
             for weights in self._weights:
@@ -226,6 +232,7 @@ class Pipeline:
         for executor in self._executors.values():
             executor.close()
         self._executors.clear()
+        self._closed = True
 
     # Inside.
 
@@ -240,7 +247,11 @@ class Pipeline:
             raise
 
     def _executor(self, training: bool, microbatches: int | None) -> Executor:
+        if self._closed:
+            raise PipeSwiftError("the pipeline is closed: make a new one, or call close() after the last step")
         count = self.schedule.num_microbatches if microbatches is None else microbatches
+        if not isinstance(count, int) or count < 1:
+            raise PipeSwiftError(f"microbatches = {count!r} is no whole number from 1: use 1, say")
         if (training, count) not in self._executors:
             self._executors[training, count] = Executor(
                 self._schedule_for(training, count),
@@ -248,7 +259,7 @@ class Pipeline:
                 self.stages,
                 self._wiring,
                 Follow,
-                on_backward=lambda stage: self._assembly.weights[stage.index].fold(),
+                on_backward=self._fold,
                 grad_ready=self._grad_ready,
                 progress=self._progress,
             )
@@ -265,6 +276,10 @@ class Pipeline:
         """Parameters whose gradient must be this step's alone until it is done: to be divided, or summed over ranks."""
         return weights.leaves if self._sums else [tie.holders.get(self.rank, "") for tie in self._assembly.ties]
 
+    def _fold(self) -> None:
+        for weights in self._weights:  # of all stages: a tied weight belongs to the first that uses it
+            weights.fold()
+
     def _grad_ready(self, stage: Stage) -> None:
         for hook in self._ready_hooks:
             hook(stage)
@@ -278,6 +293,8 @@ class Pipeline:
         scale: float,
         outputs: Where | None,
     ) -> Job:
+        if outputs not in (None, "last", "all"):
+            raise PipeSwiftError(f'outputs = {outputs!r} is none of "last", "all" and None: use "last", say')
         if unknown := arguments.keys() - self._assembly.keywords:
             known = ", ".join(sorted(self._assembly.keywords)) or "none"
             raise BatchError(
@@ -292,6 +309,8 @@ class Pipeline:
             job.inputs = [part.flat() for part in cut(inputs, count, "inputs")]
             job.uniform = not self._dynamic and all(_alike(flat, job.inputs[0]) for flat in job.inputs)
         if schedule.num_stages - 1 in self.stages and not (schedule.forward_only and targets is None):
+            if not callable(self._loss):
+                raise PipeSwiftError(f"loss = {self._loss!r} is no function: give one of (output, target)")
             parts = cut(targets, count, "targets")
             job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts), scale)
         return job
@@ -299,10 +318,9 @@ class Pipeline:
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:
         """Runs a job; also gives the global count when the loss function gives (sum, count)."""
         training = not executor.schedule.forward_only
-        for stage in self.stages.values():
-            for layer in stage.layers():
-                if layer.training != training:
-                    layer.train(training)
+        if losses not in ("last", "all"):
+            raise PipeSwiftError(f'losses = {losses!r} is neither "last" nor "all": use "all"')
+        self._set_mode(training)
         blank = blank_table(executor.schedule.num_microbatches)
         announced = Announcement(self._peers, self._last_stage_ranks, like=blank) if losses == "all" else None
         recorder = executor.run(job)
@@ -325,6 +343,19 @@ class Pipeline:
             ),
             count,
         )
+
+    def _set_mode(self, training: bool) -> None:
+        """Layers into training or evaluation; parts that the caller keeps in evaluation mode stay in it."""
+        for stage in self.stages.values():
+            for layer in stage.layers():
+                if layer.training == training:
+                    continue
+                if not training:
+                    self._kept_still[layer] = [part for part in layer.modules() if not part.training]
+                layer.train(training)
+                if training:
+                    for part in self._kept_still.pop(layer, ()):
+                        part.training = False
 
     def _share(self, outputs: dict[int, Any]) -> dict[int, Any]:
         """Every rank's outputs, on every rank."""

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
-from pipeswift.runtime.context import current
+from pipeswift.runtime.context import Place, forget, mark, skips
 from pipeswift.runtime.seeds import generator_of, mix
 
 UNBOUND: AbstractContextManager[None] = nullcontext()
@@ -41,14 +41,20 @@ class Segment:
         self.layers = tuple(layers)
         self.first = first  # global index of the first layer
         self.takes = tuple(_keywords(layer) for layer in self.layers)
+        self._keyed = [any(getattr(part, "keyed", False) for part in layer.modules()) for layer in self.layers]
         self._generator = generator_of(device)
 
-    def __call__(self, value: Any, entry: Entry) -> Any:
-        """Runs the layers; each draws its random numbers from a seed of its own and gets the arguments it names."""
+    def __call__(self, value: Any, entry: Entry, first_sample: int, seeds: list[int]) -> Any:
+        """Runs the layers; each draws its random numbers from a seed of its own and gets the arguments it names.
+
+        seeds: gets those that stand for places in the batch until the micro-batch's backward is done.
+        """
         key = mix(entry.key, entry.microbatch)
-        for index, (layer, takes) in enumerate(zip(self.layers, self.takes, strict=True), self.first):
-            self._generator.manual_seed(mix(key, index))
-            current.layer = index
+        for number, (layer, takes) in enumerate(zip(self.layers, self.takes, strict=True)):
+            seed = mix(key, self.first + number)
+            self._generator.manual_seed(seed)
+            if self._keyed[number]:
+                mark(seed, Place(entry.key, self.first + number, first_sample, 0, seeds))
             if takes and entry.arguments:
                 value = layer(value, **{name: entry.arguments[name] for name in takes if name in entry.arguments})
             else:
@@ -63,9 +69,10 @@ class Segment:
 class Record:
     """What a micro-batch leaves on a stage between its forward and its backward, per segment."""
 
-    __slots__ = ("entered", "left")
+    __slots__ = ("entered", "left", "seeds")
 
     def __init__(self, segments: int):
+        self.seeds: list[int] = []
         self.entered: list[tuple[Tensor, ...]] = [()] * segments  # leaves that will hold the input's gradient
         self.left: list[tuple[GradientEdge, ...]] = [()] * segments  # where the output's gradient enters the graph
 
@@ -102,18 +109,22 @@ class Stage:
             tensor.detach().requires_grad_(meta.needs_grad)
             for tensor, meta in zip(flat.tensors, flat.spec.tensors, strict=True)
         )
+        seeds: list[int] = []
         with self.bind():
             try:
-                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves)
+                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves, seeds)
             except RuntimeError as error:
                 if self._in_place or "leaf" not in str(error):
                     raise
                 # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
                 # only stages that need them have them.
                 self._in_place = True
-                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)))
-        if torch.is_grad_enabled():
+                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)), seeds)
+        if not torch.is_grad_enabled():
+            forget(seeds)
+        else:
             record = self._records.setdefault(entry.microbatch, Record(len(self.segments)))
+            record.seeds += seeds
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
             record.left[segment] = tuple(get_gradient_edge(tensor) for tensor in out.tensors if tensor.requires_grad)
         return out._replace(tensors=tuple(tensor.detach() for tensor in out.tensors))
@@ -130,6 +141,7 @@ class Stage:
             with self.bind():
                 torch.autograd.backward(left, tuple(gradients))
         if segment == 0:
+            forget(record.seeds)
             del self._records[microbatch]
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in entered)
 
@@ -155,15 +167,14 @@ class Stage:
         for segment in self.segments:
             yield from segment.layers
 
-    def _run(self, segment: int, entry: Entry, flat: Flat, tensors: tuple[Tensor, ...]) -> Flat:
+    def _run(self, segment: int, entry: Entry, flat: Flat, tensors: tuple[Tensor, ...], seeds: list[int]) -> Flat:
         value = unflatten(flat._replace(tensors=tensors))
-        current.key, current.first_sample = entry.key, flat.first_sample
-        value, current.skips = value if isinstance(value, Crossing) else (value, {})
-        value = self.segments[segment](value, entry)
-        skips, current.skips = current.skips, {}
+        value, skips.values = value if isinstance(value, Crossing) else (value, {})
+        value = self.segments[segment](value, entry, flat.first_sample, seeds)
+        aside, skips.values = skips.values, {}
         if self.tail is not None and segment == len(self.segments) - 1:
             value = self.tail(entry.microbatch, value)
-        out = flatten(Crossing(value, skips) if skips else value)
+        out = flatten(Crossing(value, aside) if aside else value)
         return Flat(out.tensors, out.spec, flat.first_sample, flat.samples)
 
 
@@ -185,6 +196,9 @@ def _alias(leaf: Tensor) -> Tensor:
 
 def _keywords(layer: nn.Module) -> tuple[str, ...]:
     """The arguments that the layer's forward takes by name, after the first."""
-    parameters = list(inspect.signature(layer.forward).parameters.values())[1:]
+    try:
+        parameters = list(inspect.signature(layer.forward).parameters.values())[1:]
+    except ValueError:
+        return ()  # a compiled forward, such as TorchScript's, does not show its arguments
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(parameter.name for parameter in parameters if parameter.kind in named)
