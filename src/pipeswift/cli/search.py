@@ -126,7 +126,7 @@ def search(
     costs: CostsFile = None,
     objective: Annotated[Objective, typer.Option("--objective", help="What to minimise.")] = Objective.span,
     variability: Variability = 0.0,
-    time_limit: TimeLimit = 10.0,
+    time_limit: TimeLimit = 8.0,
     csv: Annotated[str | None, _file("--csv", "the schedule, in torch's action text")] = None,
     json: Annotated[str | None, _file("--json", "figures, schedule and costs")] = None,
 ) -> None:

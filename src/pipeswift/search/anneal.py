@@ -19,7 +19,7 @@ def anneal(orders, dependencies, links, samples, memory, limit, by_span, reach, 
     """Move passes within the ranks of `orders`, in place, and leave the best orders found there; returns their value.
 
     samples: seconds as in Costs, of several draws; the value is the mean over them. reach: how far a pass moves at
-    most. heat: seconds by which a move may be worse, at first; it falls to 0 over `tries`.
+    most, short ways more often. heat: seconds by which a move may be worse, at first; it falls to 0 over `tries`.
     """
     np.random.seed(seed)
     rows, _, offsets, _ = orders
@@ -32,7 +32,7 @@ def anneal(orders, dependencies, links, samples, memory, limit, by_span, reach, 
         rank = np.random.randint(ranks)
         first, stop = np.int64(offsets[rank]), np.int64(offsets[rank + 1])
         source = first + np.random.randint(stop - first)
-        step = 1 + np.random.randint(reach)
+        step = int(reach ** np.random.random())
         target = source + step if np.random.random() < 0.5 else source - step
         if target < first or target >= stop:
             continue

@@ -52,8 +52,11 @@ class Best:
     def proved(self) -> bool:
         return self.value <= self.bound * (1 + CLOSED)
 
-    def spend(self, tries: int) -> None:
-        self._tries += tries
+    def spend(self, tries: int) -> int:
+        """Take so many tries, or as many as are left; how many these are."""
+        taken = int(min(tries, self._effort.tries - self._tries))
+        self._tries += taken
+        return taken
 
     def left(self, share: float = 1.0) -> float:
         """Seconds until that share of the effort is spent; 0 also when the tries are, or the best is proved."""

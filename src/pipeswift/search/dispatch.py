@@ -40,7 +40,7 @@ class MostOverdue:
 
 
 def dispatched(problem: Problem) -> Iterator[Schedule]:
-    """Schedules for several paces; none where the slots that memory allows do not suffice for all stages."""
+    """Schedules for several paces, each different; none where it would take too long."""
     if 3 * problem.stages * problem.microbatches > MOST_PASSES:
         return
     period = float(problem.work.max()) / problem.microbatches
@@ -48,8 +48,6 @@ def dispatched(problem: Problem) -> Iterator[Schedule]:
     for stretch in STRETCHES:
         pace = max(min(_slowest(problem, period), SLOWEST), 0.0) * stretch
         slots = _slots(problem, pace, period)
-        if slots is None:
-            return
         trace = run(places, problem.costs, MostOverdue(_due(problem, pace), period), slots)
         rows = [np.stack([one.stage, one.op, one.microbatch], axis=1) for one in trace.by_rank()]
         schedule = replace(problem.empty, orders=tuple(map(Order, rows)), name="dispatch")
@@ -79,15 +77,12 @@ def _slowest(problem: Problem, period: float) -> float:
     return float(problem.limit / holds.max()) if holds.max() > 0 else np.inf
 
 
-def _slots(problem: Problem, pace: float, period: float) -> dict[tuple[int, int], int] | None:
-    """Micro-batches that each (stage, route 0) may hold, so that a rank's stages together keep the limit."""
+def _slots(problem: Problem, pace: float, period: float) -> dict[tuple[int, int], int]:
+    """Micro-batches that each (stage, route 0) may hold, at least one, so that a rank's stages keep the limit."""
     slots = np.clip(np.ceil(_lives(problem) * pace / period).astype(int) + 1, 1, problem.microbatches)
     for rank in range(problem.ranks):
         held = np.flatnonzero(problem.rank_of == rank)
         sizes = problem.memory[Op.F, held]
-        while slots[held] @ sizes > problem.slack_limit:
-            largest = held[np.argmax(slots[held])]
-            if slots[largest] == 1:
-                return None
-            slots[largest] -= 1
+        while slots[held] @ sizes > problem.slack_limit and (slots[held] > 1).any():
+            slots[held[np.argmax(slots[held])]] -= 1
     return {(stage, 0): int(count) for stage, count in enumerate(slots)}

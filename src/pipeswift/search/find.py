@@ -23,9 +23,9 @@ from pipeswift.search.problem import Objective, Problem, SearchError
 SOLVABLE = 1500  # passes of a problem that the solver can do something about
 CONSTRUCTING, CLIMBING, ANNEALING = 0.25, 0.15, 0.6  # shares of the effort; the last one ends where the solver begins
 CLIMBS = 3  # starts of a climb
-HEATS = (0.1, 0.02, 0.5)  # of the annealing, in mean weight gradients
-REACHES = (4, 20)  # passes
-ROUND = 3 * 10**6  # passes that one round of annealing replays
+HEATS = (0.02, 0.1, 0.0)  # of the annealing, in mean weight gradients
+REACHES = (30, 8)  # passes
+ROUND = 2 * 10**7  # passes that one round of annealing replays
 FEWEST_TRIES = 50
 
 
@@ -56,7 +56,7 @@ def search(
     placement: Placement = loop,
     memory_limit: float | None = None,
     objective: Objective = "span",
-    time_limit: float = 10.0,
+    time_limit: float = 8.0,
     work_limit: int | None = None,
     variability: float = 0.0,
     workers: int | None = None,
@@ -114,14 +114,14 @@ def _search(problem: Problem, best: Best, solving: bool, workers: int) -> None:
 def _anneal(compiled: Compiled, best: Best, share: float) -> None:
     """Rounds of annealing, each from the best so far."""
     problem = compiled.problem
-    tries = max(FEWEST_TRIES, ROUND // (3 * problem.stages * problem.microbatches * len(problem.draws)))
+    round_ = max(FEWEST_TRIES, ROUND // (3 * problem.stages * problem.microbatches * len(problem.draws)))
     settings = cycle(product(REACHES, HEATS))
     for seed in count():
         if not best.left(share) or best.schedule is None:
             break
         reach, heat = next(settings)
         orders = pack(best.schedule)
-        best.spend(tries)
+        tries = best.spend(round_)
         found = compiled.anneal(orders, reach=reach, heat=heat * problem.seconds[2].mean(), seed=seed, tries=tries)
         if found < best.value:
             best.offer(unpack(problem, orders), "anneal")

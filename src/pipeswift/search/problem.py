@@ -15,7 +15,7 @@ from pipeswift.simulate.tables import NONE, Dependencies, Links, dependencies, l
 
 Objective = Literal["span", "makespan"]
 OBJECTIVES: tuple[Objective, ...] = ("span", "makespan")
-DRAWS, SEED = 16, 0
+DRAWS, SEED = 64, 0
 MOST_VARIABILITY = 3.0
 ROUNDING = 1e-9  # relative; sums of shares of a unit may be off by this much
 
