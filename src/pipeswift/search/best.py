@@ -39,6 +39,7 @@ class Best:
         self.value = float("inf")
         self.schedule: Schedule | None = None
         self.method = "none"
+        self.stopped: Callable[[], bool] = lambda: False
         self._began = monotonic()
         self._effort = effort
         self._tries = 0
@@ -59,8 +60,8 @@ class Best:
         return taken
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until that share of the effort is spent; 0 also when the tries are, or the best is proved."""
-        if self.proved or self._tries >= share * self._effort.tries:
+        """Seconds until that share of the effort is spent; 0 also when told to stop, or when the best is proved."""
+        if self.proved or self.stopped() or self._tries >= share * self._effort.tries:
             return 0.0
         return max(0.0, share * self._effort.seconds - self.elapsed)
 

@@ -17,10 +17,11 @@ from pipeswift.search.candidates import one_at_a_time
 from pipeswift.search.compiled import Compiled
 from pipeswift.search.construct import climb, construct
 from pipeswift.search.exact import solve
+from pipeswift.search.interrupt import noticed
 from pipeswift.search.packed import keeps_limit, pack, unpack
 from pipeswift.search.problem import Objective, Problem, SearchError
 
-SOLVABLE = 1500  # passes of a problem that the solver can do something about
+SOLVABLE = 75  # passes of a problem for each second of the limit, beyond which the solver would only be late
 CONSTRUCTING, CLIMBING, ANNEALING = 0.25, 0.15, 0.6  # shares of the effort; the last one ends where the solver begins
 CLIMBS = 3  # starts of a climb
 HEATS = (0.02, 0.1, 0.0)  # of the annealing, in mean weight gradients
@@ -80,12 +81,10 @@ def search(
     limit = float("inf") if memory_limit is None else float(memory_limit)
     problem = Problem(costs, ranks, microbatches, chunks, placement, limit, objective, variability)
     best = Best(problem, _bound(problem), _effort(time_limit, work_limit), watch)
-    small = 3 * problem.stages * problem.microbatches <= SOLVABLE
-    try:
-        _search(problem, best, small and not variability and work_limit is None, workers or os.cpu_count() or 1)
-    except KeyboardInterrupt:
-        if best.schedule is None:
-            raise
+    small = 3 * problem.stages * problem.microbatches <= SOLVABLE * time_limit
+    solving = small and not variability and work_limit is None
+    with noticed() as best.stopped:
+        _search(problem, best, solving, workers or os.cpu_count() or 1)
     return _found(best)
 
 
