@@ -97,6 +97,7 @@ def changed(**keys) -> str:
     ("text", "error"),
     [
         ("0F0,0B0", "the JSON is not JSON"),
+        ("[" * 100_000, "the JSON is not JSON"),  # was a RecursionError
         ("[]", 'it needs "format": "pipeswift-schedule"'),
         (changed(format="other"), 'it needs "format": "pipeswift-schedule"'),
         (changed(version=2), "has version 2 of the format, and this program reads 1"),

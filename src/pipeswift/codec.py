@@ -167,7 +167,7 @@ def read_json(text: str, *, path: str | Path | None = None) -> Document:
     where = str(path or "the JSON")
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for a number too long, and for nesting too deep
         raise ScheduleFileError(f"{where} is not JSON: {error}.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ScheduleFileError(f'{where} is not a schedule: it needs "format": "{FORMAT}".')

@@ -18,12 +18,35 @@ from tests.runtime.models import batch, builders, plain_loop, same, token_loss
 class Product(nn.Module):
     """x @ weight, with a weight of any shape."""
 
-    def __init__(self, *shape: int):
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(*shape))
+        self.weight = nn.Parameter(torch.randn(*shape, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight
+
+
+class Keyword(Product):
+    def __init__(self) -> None:
+        super().__init__(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, other=self.weight)
+
+
+class ToComplex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.complex(x, x.cos())
+
+
+class ToReal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(x)
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
 
 
 class Bare(nn.Module):
@@ -51,6 +74,14 @@ LAYERS = {
     "padding by name": lambda: nn.Conv1d(8, 16, 3, padding="same"),
     "transposed convolution": lambda: nn.ConvTranspose1d(8, 16, 3),
     "no rule": Bare,
+    # W lost gradients of what a bias was computed from, and hooks on a weight saw None instead of its gradient.
+    "computed bias": lambda: halve(nn.Linear(16, 16), "bias"),
+    "hook on a weight": lambda: hooked(nn.Linear(16, 16)),
+    # These rules forgot to conjugate, and knew neither broadcasting nor torch.matmul's own name for the weight.
+    "complex product": lambda: nn.Sequential(ToComplex(), Product(16, 8, dtype=torch.complex64), ToReal()),
+    "broadcast product": lambda: Product(1, 16, 8),
+    "product by keyword": Keyword,
+    "TorchScript": lambda: torch.jit.script(nn.Linear(16, 16)),  # was refused: it takes no hooks
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
     "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
@@ -63,6 +94,15 @@ def thrice(layer: nn.Module) -> nn.Module:
 
 def freeze(layer: nn.Module, name: str) -> nn.Module:
     getattr(layer, name).requires_grad_(False)
+    return layer
+
+
+def halve(layer: nn.Module, name: str) -> nn.Module:
+    return nn.utils.parametrize.register_parametrization(layer, name, Half())
+
+
+def hooked(layer: nn.Linear) -> nn.Module:
+    layer.weight.register_hook(lambda gradient: 3 * gradient)
     return layer
 
 
@@ -144,6 +184,27 @@ def test_two_halves_give_the_bits_of_the_whole(name: str, delay: int):
         weight_gradients(pendings)
     one, other = ({n: p.grad for n, p in layer.named_parameters() if p.grad is not None} for layer in layers)
     assert same(one, other)
+
+
+def test_autocast_leaves_doubles_alone():
+    # The split made them bfloat16, as it makes other numbers there; autocast does not.
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers.append(nn.Linear(16, 16).double())
+    x = samples()[0].double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradient, pendings = Halved(layers[1])(x)
+        assert gradient is not None
+        assert torch.equal(gradient, fused(layers[0], x))
+        weight_gradients(pendings)
+    assert torch.equal(layers[0].weight.grad, layers[1].weight.grad)
+
+
+def test_mixed_dtypes_are_refused_as_ever():
+    # The split cast the weight in silence.
+    with pytest.raises(RuntimeError, match="dtype"):
+        Halved(nn.Linear(16, 16).double())(samples()[0])
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import pipeswift.nn
 from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import B, F, Order, Schedule
 from pipeswift.runtime import Pipeline, init_mesh
-from tests.procs import Pool
+from tests.procs import CaseFailed, Pool
 from tests.runtime.models import CLASSES, WIDTH, Block, Embed, Head, batch, builders, same, token_loss
 
 Build = list[Callable[[], nn.Module]]
@@ -369,7 +372,7 @@ def test_stages_without_parameters(procs: Pool):
         ([("0.weight",)], "at least two"),
         ([("0.weight", "9.weight")], "0 to 3"),
         ([("0.weight", "3.wait")], "'3.wait' does not exist.*3.weight"),
-        ([("0.weight", "1.up.weight")], "shapes"),
+        ([("0.weight", "1.up.weight")], "one shape"),
     ],
 )
 def test_bad_ties_are_named(tie: list, says: str):
@@ -516,3 +519,208 @@ def test_all_ranks_agree_on_a_gradient_that_is_not_finite(procs: Pool, nonfinite
     assert len({said for said, _ in by_rank}) == 1
     assert "nan" in by_rank[0][0]
     assert all(unchanged for _, unchanged in by_rank)
+
+
+# Regressions
+
+
+class Counted(Embed):
+    """Hands on a buffer that it changes in place for every micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(10_000))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += 1
+        return super().forward(x), self.seen
+
+
+class Scaled(Block):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return super().forward(both[0]) * both[1][-1]
+
+
+def counted() -> Build:
+    return [Counted, lambda: Scaled(0), Head]
+
+
+def test_a_buffer_crosses_as_it_was(procs: Pool):
+    # The buffer was sent without a copy, and later micro-batches changed it before it had left.
+    calls = [("evaluate", batch(8), {"microbatches": 8}), step(*batch(8), microbatches=1)]
+    equal_to_one_process(procs, Run(counted, {}, calls), 2, 3)
+
+
+class Conjugate(Embed):
+    """Hands on lazy views: a conjugate, and a negative."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = super().forward(x)
+        conjugate = torch.complex(rows, rows.sin()).conj()
+        return conjugate, conjugate.imag
+
+
+class Unite(Block):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return super().forward(both[0].real + both[0].imag * both[1])
+
+
+def conjugates() -> Build:
+    return [Conjugate, lambda: Unite(0), Head]
+
+
+def test_lazy_conjugates_and_negatives_cross(procs: Pool):
+    # Only the memory crossed, without the flags that say how to read it.
+    equal_to_one_process(procs, Run(conjugates, {"microbatches": 2}, [step(*batch(4))]), 2, 3)
+
+
+class Positive(nn.ReLU):
+    def __init__(self) -> None:
+        super().__init__(inplace=True)
+
+
+def first_in_place() -> Build:
+    return [Positive, *(partial(Block, i) for i in range(3)), Head]
+
+
+def test_a_first_layer_may_change_its_input_in_place(procs: Pool):
+    # Micro-batches are views of one tensor and shared its version: a change to one counted as a change to all.
+    inputs = torch.randn(8, 3, WIDTH, generator=torch.Generator().manual_seed(0))
+    equal_to_one_process(procs, Run(first_in_place, {"microbatches": 4}, [step(inputs, batch(8)[1])]), 2, 3)
+
+
+def overlapping(rank: int, world: int) -> dict[str, Tensor]:
+    layers = [Embed, *(partial(nn.Linear, WIDTH, WIDTH) for _ in range(3)), Head]
+    ties = [("1.weight", "3.weight"), ("1.weight", "2.weight")]
+    pipe = Pipeline(layers, loss=token_loss, microbatches=2, mesh=init_mesh(pp=world), tie=ties)
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    pipe.step(*batch(4))
+    optimizer.step()
+    pipe.close()
+    return {name: p.detach() for name, p in pipe.named_parameters() if name[0] in "123" and "weight" in name}
+
+
+def test_ties_that_share_a_name_are_one(procs: Pool):
+    # Each was summed on its own, and the copies drifted apart.
+    copies = [weight for part in procs.run(overlapping, world=3) for weight in part.values()]
+    assert len(copies) > 1
+    assert all(torch.equal(copy, copies[0]) for copy in copies)
+
+
+def unlike_ties(rank: int, world: int, other: Callable[[], nn.Module]) -> str:
+    layers = [lambda: nn.Linear(4, 4), other]
+    with pytest.raises(PipeSwiftError) as caught:
+        Pipeline(layers, loss=token_loss, microbatches=2, mesh=init_mesh(pp=world), tie=[("0.weight", "1.weight")])
+    return str(caught.value)
+
+
+def frozen_linear() -> nn.Module:
+    return nn.Linear(4, 4).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "other", [partial(nn.Linear, 4, 5), partial(nn.Linear, 4, 4, dtype=torch.float64), frozen_linear]
+)
+def test_unlike_ties_across_ranks_are_refused_on_all(procs: Pool, other: Callable[[], nn.Module]):
+    # They crashed the transport or, where only one is trained, hung.
+    says = procs.run(unlike_ties, other, world=2)
+    assert says[0] == says[1]
+    assert "0.weight and 1.weight are [4, 4] float32, trained and" in says[0]
+
+
+def test_parts_kept_in_evaluation_mode_stay_in_it():
+    # An evaluation put every part of a layer back into training mode.
+    layers = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), nn.Linear(4, 4))
+    pipe = Pipeline(layers, loss=nn.functional.mse_loss, microbatches=1)
+    layers[0][1].eval()
+    samples = torch.randn(2, 4)
+    pipe.step(samples, samples)
+    pipe.evaluate(samples, samples)
+    pipe.step(samples, samples)
+    assert [part.training for part in layers.modules()] == [True, True, True, False, True]
+
+
+def no_gradient(output: Tensor, targets: Tensor) -> Tensor:
+    return token_loss(output.detach(), targets)
+
+
+def in_turns(output: Tensor, targets: Tensor) -> Any:
+    mean = token_loss(output, targets)
+    return mean if targets[0, 0] == batch(4)[1][0, 0] else (mean, 1)
+
+
+BAD_CALLS = [
+    ({"loss": lambda output, _: (output.sum(), None)}, {}, "count = None"),
+    ({"loss": lambda output, _: (output.sum(), -1)}, {}, "count = -1"),
+    ({"loss": lambda output, _: (output.sum(), 1, 2)}, {}, "loss returned tuple"),
+    ({"loss": lambda output, _: output.mean() * 1j}, {}, "complex64"),
+    ({"loss": no_gradient}, {}, "without gradient"),  # nothing was trained, in silence
+    ({"loss": in_turns}, {}, "return the same for all"),
+    ({"loss": None}, {}, "loss = None is no function"),
+    ({}, {"scale": 0}, "scale = 0"),
+    ({}, {"outputs": "first"}, "outputs = 'first'"),
+    ({}, {"losses": "first"}, "losses = 'first'"),
+    ({}, {"microbatches": 0}, "microbatches = 0"),
+    ({}, {"targets": [torch.zeros(0, 3, dtype=torch.int64)] * 4}, "0 samples"),
+    ({}, {"targets": [torch.tensor(1)] * 4}, "without dimensions"),
+]
+
+
+@pytest.mark.parametrize(("settings", "call", "says"), BAD_CALLS)
+def test_bad_calls_are_named(settings: dict[str, Any], call: dict[str, Any], says: str):
+    inputs, targets = batch(4)
+    every: dict[str, Any] = {"loss": token_loss, "microbatches": 4} | settings
+    pipe = Pipeline(builders(3), **every)
+    with pytest.raises(PipeSwiftError, match=says):
+        pipe.step(inputs, call.pop("targets", targets), **call)
+
+
+def test_a_step_needs_gradients_and_an_open_pipeline():
+    pipe = Pipeline(builders(3), loss=token_loss, microbatches=2)
+    with torch.no_grad(), pytest.raises(PipeSwiftError, match="no_grad"):
+        pipe.step(*batch(4))
+    with pytest.raises(PipeSwiftError, match="clip_norm = -1"):
+        pipe.optimizer(torch.optim.SGD, lr=0.1).step(clip_norm=-1)
+    pipe.close()
+    with pytest.raises(PipeSwiftError, match="closed"):  # on several ranks it hung
+        pipe.evaluate(*batch(4))
+
+
+@pytest.mark.parametrize("setting", ["microbatches", "chunks", "seed", "layout", "schedule"])
+def test_settings_of_the_wrong_kind_are_named(setting: str):
+    settings: dict[str, Any] = {"microbatches": 2, setting: 2.5}
+    with pytest.raises(PipeSwiftError, match=f"{setting} = 2.5 is no"):
+        Pipeline(builders(3), loss=token_loss, **settings)
+
+
+def test_a_stage_on_two_ranks_is_refused(procs: Pool):
+    # Each rank trained its own copy, and they drifted apart.
+    for says in procs.run(two_homes, world=2):
+        assert "puts stage 0 on ranks [0, 1]" in says
+
+
+def two_homes(rank: int, world: int) -> str:
+    orders = [Order.of([F(0, r), F(1, 1 - r), B(1, 1 - r), B(0, r)]) for r in range(2)]
+    schedule = Schedule(orders=tuple(orders), routes=((0, 1), (1, 0)), route_of=(0, 1))
+    with pytest.raises(PipeSwiftError) as caught:
+        Pipeline(builders(4), loss=token_loss, schedule=schedule, mesh=init_mesh(pp=world))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["unpicklable", "incomparable", "factory"])
+def test_plain_values_that_cannot_cross_are_named(procs: Pool, value: str):
+    with pytest.raises(CaseFailed, match=r"PipeSwiftError: .*(cannot cross|cannot be compared|cannot be made again)"):
+        procs.run(odd_value, value, world=2)
+
+
+def odd_value(rank: int, world: int, value: str) -> None:
+    def odd(x: Tensor) -> Any:
+        if value == "factory":
+            return defaultdict(list, x=x)
+        return x, (lambda: 1) if value == "unpicklable" else np.ones(3)
+
+    layer = Embed()
+    layer.register_forward_hook(lambda *arguments: odd(arguments[-1]))
+    layers = [layer, Scaled(0), Head()]
+    mesh = init_mesh(pp=world)
+    Pipeline(layers, loss=token_loss, microbatches=2, mesh=mesh, layout=[1, 2], watchdog=None).step(*batch(4))

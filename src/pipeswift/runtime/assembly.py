@@ -18,7 +18,7 @@ from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.stage import Segment, Stage
-from pipeswift.runtime.ties import Tie, Ties, agree_on_ties, check_ties, found_in, tie_locally
+from pipeswift.runtime.ties import Tie, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
 from pipeswift.runtime.weights import Weights
 from pipeswift.verify import check
 
@@ -51,12 +51,15 @@ class Assembly:
 def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers) -> Assembly:
     """Builds this rank's part. All ranks agree on everything first, so an error on one of them is raised on all."""
     try:
+        _check_kinds(request)
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
+        _require_one_home(schedule)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
         ties = [*found_in(every_layer), *request.tie]
         check_ties(ties, len(every_layer))
+        ties = merged(ties)
         stages = _build(every_layer, layout, schedule, ties, request.seed, peers)
         facts = _facts(schedule, layout, ties, request)
     except PipeSwiftError as error:
@@ -75,6 +78,30 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         agree_on_ties(peers, ties, list(weights.values())),
         frozenset().union(*peers.all_gather(keywords)),
     )
+
+
+def _check_kinds(request: Request) -> None:
+    """Refuses what would otherwise fail far from here, and on some ranks only."""
+    numbers = {"microbatches": request.microbatches, "chunks": request.chunks, "seed": request.seed}
+    layout = () if request.layout is None else request.layout
+    for setting, value in numbers.items():
+        if not isinstance(value, int) and (value is not None or setting == "seed"):
+            raise PipeSwiftError(f"{setting} = {value!r} is no whole number: use {setting} = 1, say")
+    if not isinstance(layout, Sequence) or not all(isinstance(size, int) for size in layout):
+        raise PipeSwiftError(f"layout = {layout!r} is no list of whole numbers: give layers per stage, such as [2, 2]")
+    if not isinstance(request.schedule, (str, Path, Schedule)):
+        raise PipeSwiftError(
+            f"schedule = {request.schedule!r} is no schedule: give a name such as '1f1b', a Schedule, or a file's path"
+        )
+
+
+def _require_one_home(schedule: Schedule) -> None:
+    for stage, ranks in enumerate(zip(*schedule.routes, strict=True)):
+        if len(set(ranks)) > 1:
+            raise PipeSwiftError(
+                f"schedule {schedule.name} puts stage {stage} on ranks {sorted(set(ranks))}, and copies of a stage are "
+                "not kept equal yet: use a schedule with each stage on one rank"
+            )
 
 
 def resolve(schedule: str | Path | Schedule, ranks: int, microbatches: int | None, chunks: int | None) -> Schedule:

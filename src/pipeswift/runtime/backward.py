@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipeswift.runtime.rules import FINDERS, Gradients, Rule
+from pipeswift.runtime.rules import Gradients, Rule, find
 
 
 class Pending(NamedTuple):
@@ -98,15 +98,17 @@ class _Split(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        find = FINDERS.get(func)
-        if find is not None and torch.is_grad_enabled():
-            found = find(*args, **kwargs)
-            if found is not None:
-                rule, x, weights = found
-                if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
-                    x = x.to(torch.get_autocast_dtype(x.device.type))
-                return halves(rule, x, *weights)
-        return func(*args, **kwargs)
+        found = find(func, args, kwargs) if torch.is_grad_enabled() else None
+        if found is None:
+            return func(*args, **kwargs)
+        rule, x, weights = found
+        if x.is_floating_point():
+            dtypes = {tensor.dtype for tensor in (x, *weights) if tensor is not None}
+            if torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes:
+                x = x.to(torch.get_autocast_dtype(x.device.type))
+            elif len(dtypes) > 1:
+                return func(*args, **kwargs)  # which says what is wrong
+        return halves(rule, x, *weights)
 
 
 def attach(module: nn.Module, ledger: Ledger) -> None:
@@ -115,6 +117,8 @@ def attach(module: nn.Module, ledger: Ledger) -> None:
     By hooks, since they run again where checkpointing runs a forward again, in whatever thread.
     """
     for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue  # it takes no hooks, and its operations are out of reach: all of its gradients come in I
         if any(True for _ in part.parameters(recurse=False)):
             _attach(part, ledger)
 

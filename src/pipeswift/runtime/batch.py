@@ -56,6 +56,8 @@ def cut(value: Any, microbatches: int, what: str) -> list[Part]:
 def shares(parts: Sequence[Part]) -> list[float]:
     """Each part's share of all samples; they sum to 1."""
     total = sum(part.samples for part in parts)
+    if not total:
+        raise BatchError("targets hold 0 samples: use at least 1, in one micro-batch or another")
     return [part.samples / total for part in parts]
 
 
@@ -74,7 +76,13 @@ def cut_arguments(
 
 def batch_size(value: Any, what: str) -> int:
     """The size of dimension 0, which all tensors of `value` must share."""
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in flatten(value).tensors}
+    tensors = flatten(value).tensors
+    if any(not tensor.dim() for tensor in tensors):
+        raise BatchError(
+            f"{what} hold a tensor without dimensions, so without samples: give each tensor the batch in dimension 0, "
+            "for example tensor.unsqueeze(0) for a batch of 1"
+        )
+    sizes = {len(tensor) for tensor in tensors}
     if not sizes:
         raise BatchError(f"{what} hold no tensor on a rank that needs them: pass the mini-batch to step()")
     if len(sizes) > 1:
@@ -120,5 +128,10 @@ def _ready_made(values: list[Any], microbatches: int, what: str) -> list[Any]:
 
 def _cut_along(value: Any, parts: int, dimension: int) -> list[Any]:
     flat = flatten(value)
-    pieces = [tensor.tensor_split(parts, dim=dimension) for tensor in flat.tensors]
+    pieces = [tuple(map(_own, tensor.tensor_split(parts, dim=dimension))) for tensor in flat.tensors]
     return [unflatten(flat._replace(tensors=group)) for group in zip(*pieces, strict=True)]
+
+
+def _own(piece: Tensor) -> Tensor:
+    """The piece with a version of its own: a layer that changes it in place leaves its neighbours as they are."""
+    return piece.data.requires_grad_(piece.requires_grad)

@@ -134,9 +134,19 @@ def _put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
     if not isinstance(tree, Node):
         return tree
     children = tuple(_put_together(child, tensors) for child in tree.children)
-    rebuild: Callable[..., Any] = tree.kind
-    if dataclasses.is_dataclass(tree.kind):
-        return rebuild(**dict(zip(tree.keys, children, strict=True)))
-    if issubclass(tree.kind, Mapping):
-        return rebuild(zip(tree.keys, children, strict=True))
-    return rebuild(*children) if hasattr(tree.kind, "_fields") else rebuild(children)
+    try:
+        return _rebuild(tree, children)
+    except TypeError as error:
+        raise PipeSwiftError(
+            f"a {tree.kind.__name__} crosses to another stage and cannot be made again from its members ({error}): "
+            "use a dict, list, tuple, named tuple or plain dataclass"
+        ) from error
+
+
+def _rebuild(node: Node, children: tuple[Any, ...]) -> Any:
+    kind: Callable[..., Any] = node.kind
+    if dataclasses.is_dataclass(node.kind):
+        return kind(**dict(zip(node.keys, children, strict=True)))
+    if issubclass(node.kind, Mapping):
+        return kind(dict(zip(node.keys, children, strict=True)))
+    return kind(*children) if hasattr(node.kind, "_fields") else kind(children)

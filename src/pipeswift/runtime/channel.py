@@ -81,18 +81,40 @@ class Sender:
         """Hands over a stage's output. `uniform`: every micro-batch of this step has inputs of the same form."""
         if not self._uniform:
             self._announce(value, uniform)
-        elif value.spec != self._current:
+        elif not self._same(value.spec, self._current):
             assert self._current is not None
             raise ShapeError(
                 f"{self._what}: {first_difference(value.spec, self._current)} for an earlier micro-batch of this "
                 "step, though their inputs are alike; pass dynamic_shapes=True to Pipeline when shapes depend on data"
             )
-        self.send_tensors(value.tensors)
+        # A tensor without gradient may be a buffer, which the layer changes in place for a later micro-batch.
+        metas = value.spec.tensors
+        copies = (t if meta.needs_grad else t.clone() for t, meta in zip(value.tensors, metas, strict=True))
+        self.send_tensors(tuple(copies))
+
+    def _same(self, one: Spec, other: Spec | None) -> bool:
+        try:
+            return one == other
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise PipeSwiftError(
+                f"{self._what} holds a plain value that cannot be compared with that of another micro-batch ({error}): "
+                "hand on tensors instead of arrays"
+            ) from error
+
+    def _pack(self, spec: Spec) -> bytes:
+        try:
+            return pickle.dumps(spec)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise PipeSwiftError(
+                f"{self._what} holds a plain value that cannot cross to another rank ({error}): "
+                "hand on tensors, numbers, strings or what else pickles"
+            ) from error
 
     def send_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Hands over tensors that the other side expects as they are."""
         for tensor in tensors:
-            tensor = tensor.contiguous()
+            # Lazy conjugates and negatives are views with a flag, which would not cross.
+            tensor = tensor.contiguous().resolve_conj().resolve_neg()
             try:
                 work = self._group.send([tensor], self._peer, self._tag)
             except RuntimeError as error:
@@ -101,11 +123,13 @@ class Sender:
 
     def _announce(self, value: Flat, uniform: bool) -> None:
         spec = value.spec
-        known = spec in self._specs
-        if not known:
+        number = next((i for i, earlier in enumerate(self._specs) if self._same(spec, earlier)), None)
+        known = number is not None
+        if number is None:
+            number = len(self._specs)
             self._specs.append(spec)
-        payload = b"" if known else pickle.dumps(spec)
-        header = [self._specs.index(spec), uniform, len(payload), value.first_sample, value.samples]
+        payload = b"" if known else self._pack(spec)
+        header = [number, uniform, len(payload), value.first_sample, value.samples]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])

@@ -105,7 +105,7 @@ class Executor:
                 self._run(action, ready, recorder)
                 run.ended += 1
                 self._account(action, backwards)
-        self._wiring.outbox.flush()
+        self._wiring.end()
         return recorder
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ weighted by their number of samples. Sums are divided once by the global count, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
+from pipeswift.runtime.boundary import flatten
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int | float]]
 
@@ -35,15 +37,26 @@ class StepLoss:
 
     def __call__(self, microbatch: int, output: Any) -> Tensor:
         """Computes and files the loss of one micro-batch; a scalar in the graph."""
-        loss = self.function(output, self.targets[microbatch])
-        if isinstance(loss, tuple):
-            loss, count = loss
-            self.counts[microbatch] = float(count)
-        if not isinstance(loss, Tensor) or loss.dim():
-            found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        returned = loss = self.function(output, self.targets[microbatch])
+        counted = isinstance(returned, tuple) and len(returned) == 2
+        if counted:
+            loss, count = returned
+            self.counts[microbatch] = _count(count, microbatch)
+        if not isinstance(loss, Tensor) or loss.dim() or loss.is_complex():
+            found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) and loss.dim() else _kind(loss)
             raise LossError(
                 f"loss returned {found} for micro-batch {microbatch}: return a scalar mean, or (sum, count); "
                 "for a loss per sample, return loss.mean()"
+            )
+        if self.values and counted != bool(self.counts.keys() & self.values.keys()):
+            raise LossError(
+                f"loss returned {'(sum, count)' if counted else 'a mean'} for micro-batch {microbatch} and the other "
+                "for an earlier one: return the same for all"
+            )
+        if not loss.requires_grad and torch.is_grad_enabled() and _any_gradient(output):
+            raise LossError(
+                f"loss returned {_kind(loss)} without gradient for micro-batch {microbatch}, though the model's output "
+                "has one: compute it from the output with differentiable operations, without detach() or no_grad()"
             )
         self.values[microbatch] = loss.detach()
         return loss
@@ -63,6 +76,26 @@ class StepLoss:
             table[filed, 1] = torch.tensor([self.weights[i] for i in filed], dtype=torch.float64)
             table[filed, 2] = torch.tensor([self.counts.get(i, 0.0) for i in filed], dtype=torch.float64)
         return table
+
+
+def _kind(loss: object) -> str:
+    return f"a scalar of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+
+
+def _count(count: Any, microbatch: int) -> float:
+    try:
+        if 0 <= float(count) < math.inf:
+            return float(count)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise LossError(
+        f"loss returned (sum, count) with count = {count!r} for micro-batch {microbatch}: a count is a finite number "
+        "from 0, such as the number of tokens, target.numel()"
+    )
+
+
+def _any_gradient(output: Any) -> bool:
+    return any(tensor.requires_grad for tensor in flatten(output).tensors)
 
 
 def blank_table(microbatches: int) -> Tensor:

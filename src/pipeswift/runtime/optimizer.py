@@ -51,6 +51,10 @@ class Optimizer:
             all ranks leave the weights as they are, or all raise NonFinite.
         Every rank must call this.
         """
+        if clip_norm is not None and not clip_norm >= 0:
+            raise PipeSwiftError(f"clip_norm = {clip_norm} is no number from 0: use 1.0, or None to leave gradients be")
+        if nonfinite not in ("skip", "stop"):
+            raise PipeSwiftError(f'nonfinite = {nonfinite!r} is neither "skip" nor "stop": use "skip"')
         with self._progress.during("optimizer"):
             return self._step(clip_norm, nonfinite)
 

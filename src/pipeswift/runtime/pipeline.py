@@ -164,9 +164,13 @@ class Pipeline:
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
         """
         if not torch.is_grad_enabled():
-            raise PipeSwiftError("step() makes gradients: call it outside no_grad() and inference_mode(), or evaluate()")
+            raise PipeSwiftError(
+                "step() makes gradients: call it outside no_grad() and inference_mode(), or evaluate()"
+            )
         if not scale or not isfinite(scale):
-            raise PipeSwiftError(f"scale = {scale} is no finite number other than 0: use 1.0, or 1/K for K steps in one")
+            raise PipeSwiftError(
+                f"scale = {scale} is no finite number other than 0: use 1.0, or 1/K for K steps in one"
+            )
         with self._progress.during(f"step {self.steps + 1}"):
             executor = self._executor(True, microbatches)
             for weights in self._weights:

@@ -51,12 +51,13 @@ _LINEAR = Rule(nn.functional.linear, _linear_input, _linear_weights)
 # Products of matrices: y = x w, one or a batch.
 
 
-def _find_product(input: Tensor, mat2: Tensor) -> Any:
-    if not _trained(mat2) or mat2.dim() not in (2, 3) or input.dim() < 2:
+def _find_product(input: Tensor, mat2: Any = None, *, other: Any = None, **rest: Any) -> Any:
+    weight = other if mat2 is None else mat2  # torch.matmul has its own name for it
+    if rest or not _trained(weight) or weight.dim() not in (2, 3) or input.dim() < 2:
         return None
-    if mat2.dim() == 3 and input.dim() != 3:
+    if weight.dim() == 3 and (input.dim() != 3 or len(input) != len(weight)):
         return None
-    return (_PRODUCT if mat2.dim() == 2 else _BATCH, input, (mat2,))
+    return (_PRODUCT if weight.dim() == 2 else _BATCH, input, (weight,))
 
 
 def _product_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -167,3 +168,20 @@ FINDERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.conv2d: _find_convolution,
     torch.conv3d: _find_convolution,
 }
+
+
+def find(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """(rule, x, weights) of a call whose weights' gradients can wait for W; None leaves the call as it is."""
+    finder = FINDERS.get(func)
+    found = None if finder is None else finder(*args, **kwargs)
+    return found if found is not None and all(map(_can_wait, found[2])) else None
+
+
+def _can_wait(weight: Tensor | None) -> bool:
+    """Whether W may make the gradient: nobody waits for it, and nobody has asked to see it when I makes it."""
+    if weight is None or not weight.requires_grad:
+        return True
+    # The rules are those of real numbers; what a weight was computed from needs its gradient within I.
+    if weight.is_complex() or not (_trained(weight) and weight.is_leaf):
+        return False
+    return not (weight._backward_hooks or weight._post_accumulate_grad_hooks)

@@ -62,6 +62,16 @@ def check_ties(groups: Ties, layers: int) -> None:
                 )
 
 
+def merged(groups: Ties) -> list[list[str]]:
+    """The same ties, in groups that share no name: what is tied to one of a group is tied to all of it."""
+    apart: list[list[str]] = []
+    for group in groups:
+        touched = [earlier for earlier in apart if not set(earlier).isdisjoint(group)]
+        apart = [earlier for earlier in apart if earlier not in touched]
+        apart.append(list(dict.fromkeys(name for part in (*touched, group) for name in part)))
+    return apart
+
+
 def tie_locally(modules: Mapping[int, nn.Module], groups: Ties) -> None:
     """Makes the parameters of each group one tensor, as far as this rank holds them. modules: by layer index."""
     for group in groups:
@@ -69,11 +79,7 @@ def tie_locally(modules: Mapping[int, nn.Module], groups: Ties) -> None:
         owners = [_owner(modules, name) for name in mine]
         for module, attribute in owners[1:]:
             first = getattr(*owners[0])
-            if getattr(module, attribute).shape != first.shape:
-                raise TieError(
-                    f"tied weights {mine[0]} and {mine[-1]} have shapes {list(first.shape)} and "
-                    f"{list(getattr(module, attribute).shape)}: tie parameters of one shape"
-                )
+            _require_alike({mine[0]: _form(first), mine[-1]: _form(getattr(module, attribute))})
             setattr(module, attribute, first)
 
 
@@ -82,11 +88,12 @@ def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> lis
 
     Every rank must call this, with the same groups.
     """
-    mine = {name for version in weights for name in version.leaves}
-    everyone = peers.all_gather([[name for name in group if name in mine] for group in groups])
+    mine = {name: leaf for version in weights for name, leaf in version.leaves.items()}
+    everyone = peers.all_gather([{name: _form(mine[name]) for name in group if name in mine} for group in groups])
     ties = []
     for number, group in enumerate(groups):
-        held = {rank: theirs[number][0] for rank, theirs in enumerate(everyone) if theirs[number]}
+        _require_alike({name: form for theirs in everyone for name, form in theirs[number].items()})
+        held = {rank: next(iter(theirs[number])) for rank, theirs in enumerate(everyone) if theirs[number]}
         if len(held) > 1:
             ties.append(Tie(tuple(group), held))
     for tie in ties:
@@ -98,6 +105,22 @@ def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> lis
                 with torch.no_grad():
                     leaf.copy_(copies[min(tie.holders)])
     return ties
+
+
+def _form(parameter: Tensor) -> str:
+    training = "trained" if parameter.requires_grad else "frozen"
+    return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}, {training}"
+
+
+def _require_alike(forms: Mapping[str, str]) -> None:
+    """Refuses to tie parameters of different forms. forms: by name."""
+    names = list(forms)
+    for name in names:
+        if forms[name] != forms[names[0]]:
+            raise TieError(
+                f"tied weights {names[0]} and {name} are {forms[names[0]]} and {forms[name]}: tie parameters of one "
+                "shape and dtype, all trained or all frozen"
+            )
 
 
 def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights]) -> None:

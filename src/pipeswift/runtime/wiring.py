@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,8 +37,12 @@ class Wiring:
             elif target == peers.rank:
                 self.receivers[key] = Receiver(group, source, tag, self.inbox, key.product, maker, peers.device)
 
+        self._idle = True
+        atexit.register(self._at_exit)
+
     def begin(self, schedule: Schedule) -> None:
         """A step starts: senders announce anew, and receivers expect one output per micro-batch of their route."""
+        self._idle = False
         for sender in self.senders.values():
             sender.begin()
         for key, receiver in self.receivers.items():
@@ -46,8 +51,20 @@ class Wiring:
                 for microbatch in mine:
                     receiver.expect(Expected(microbatch, metas=None, first=microbatch == mine[0]))
 
+    def end(self) -> None:
+        """A step is over, and this rank has all that it expected."""
+        self.outbox.flush()
+        self._idle = True
+
+    def _at_exit(self) -> None:
+        # A thread that still waits for a delivery would abort the interpreter's orderly end. After a step that failed
+        # threads may wait for good, and the watchdog sees to the end.
+        if self._idle:
+            self.close()
+
     def close(self) -> None:
         """Ends the threads. Only between steps."""
+        atexit.unregister(self._at_exit)
         for receiver in self.receivers.values():
             receiver.close()
         self.outbox.close()

@@ -71,7 +71,7 @@ class Pipeline(Section):
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
     policy: Literal["follow"] = "follow"
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class Run(Section):
