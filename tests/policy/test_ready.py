@@ -5,6 +5,7 @@ import pytest
 from pipeswift.ir import Action, B, F, I, Order, Overlap, Product, Schedule, W
 from pipeswift.policy import Ready, slots_of
 from pipeswift.schedules import build
+from pipeswift.schedules.forward_only import forward_only
 
 OUTPUT, GRADIENT = Product.OUTPUT, Product.GRADIENT
 
@@ -119,3 +120,15 @@ class TestSlots:
     def test_a_split_backward_keeps_its_slot_until_w(self):
         order = Order.of([F(0, 0), I(0, 0), F(0, 1), W(0, 0), I(0, 1), W(0, 1)])
         assert slots_of(Schedule((order,), routes=((0,),), route_of=(0, 0))) == {(0, 0): 2}
+
+
+def test_a_forward_leaves_its_output_to_the_next_stage_on_the_rank():
+    # In a forward-only schedule it took the output away, and evaluation over a V placement waited for good.
+    schedule = forward_only(build("zb-v", 2, 2), 1)
+    ready = Ready(schedule, 1, slots_of(schedule))
+    ready.arrive(Product.OUTPUT, 0, 0)
+    for action in (F(1, 0), F(2, 0)):
+        assert action in ready
+        ready.start(action)
+        ready.finish(action)
+    assert ready.finished

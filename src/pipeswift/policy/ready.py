@@ -68,8 +68,9 @@ class Ready:
         if op in self._closing:
             self._free[stage, self._route_of[microbatch]] += 1
             self._unfinished -= 1
+            spent = stage - 1 if op is Op.F else stage  # a next stage on this rank still needs what an F has made
             self._here.difference_update(
-                ((Product.OUTPUT, stage, microbatch), (Product.WEIGHT_GRADIENT, stage, microbatch))
+                ((Product.OUTPUT, spent, microbatch), (Product.WEIGHT_GRADIENT, spent, microbatch))
             )
 
     def __contains__(self, action: Action) -> bool:
