@@ -4,6 +4,7 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,8 +63,9 @@ def test_memory_in_bytes(found):
 
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 @pytest.mark.parametrize("placement", [(), ("--chunks", 2), ("--chunks", 2, "--placement", "loop")])
-def test_other_commands_take_the_file(pipeswift, found, tmp_path, suffix, placement):
-    file = tmp_path / f"mine.{suffix}"
+def test_other_commands_take_the_file(pipeswift, found, tmp_path, monkeypatch, suffix, placement):
+    monkeypatch.chdir(tmp_path)
+    file = Path(f"mine.{suffix}")
     code, _, err = pipeswift(
         "search", *SIZE, *TIMES, *placement, "--memory-limit", 6, "--time-limit", 1, f"--{suffix}", file
     )
