@@ -25,7 +25,7 @@ def facts(columns: Mapping[str, Summary]) -> Table:
 def comparison(rows: Mapping[str, Summary | str]) -> Group:
     """One schedule per row; a text instead of a Summary, shown below, says why there are no figures."""
     table = Table(box=SIMPLE_HEAD, show_edge=False)
-    table.add_column("schedule", style="bold", overflow="fold")
+    table.add_column("schedule", style="bold", no_wrap=True)
     for name, _ in _FACTS:
         table.add_column(name, justify="right")
     for name, row in rows.items():
