@@ -33,6 +33,11 @@ class Footprint:
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
 
+    def with_also(self, tensors: Iterable[Tensor]) -> int:
+        """`bytes`, and those of other tensors that are kept, such as what I leaves for W."""
+        others = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return self.bytes + sum(size for address, size in others.items() if address not in self._kept)
+
     def _save(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
