@@ -305,3 +305,15 @@ def test_delayed_weight_gradients_equal_the_plain_loop(procs: Pool, world: int, 
     for part in procs.run(train, delay, world=world):
         piped |= part
     assert same(piped, plain_loop(builders(6), *batch(8), 4)[1])
+
+
+@pytest.mark.parametrize(("name", "levels"), [("no rule", ["WARNING"]), ("linear", [])])
+def test_what_no_rule_covers_is_said_once(name: str, levels: list[str], caplog: pytest.LogCaptureFixture):
+    # Case 17.7: such a parameter falls back to I.
+    caplog.set_level("INFO", logger="pipeswift")
+    pipe = Pipeline([LAYERS[name]], loss=lambda out, _: out.sum(), schedule=delayed(1, 2, 1))
+    for _ in range(2):
+        pipe.step(torch.ones(2, 16), torch.ones(2, 16))
+    pipe.close()
+    assert [record.levelname for record in caplog.records] == levels
+    assert all("100.0% of what it trains" in record.message for record in caplog.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
 from pipeswift.runtime.seeds import generator_of, mix
+
+logger = logging.getLogger("pipeswift")
 
 UNBOUND: AbstractContextManager[None] = nullcontext()
 
@@ -88,6 +91,7 @@ class Stage:
         self.segments = tuple(segments)
         self.tail: Callable[[int, Any], Any] | None = None
         self._ledger: Ledger | None = None
+        self._told: set[int] = set()  # segments of which it is known what no rule covers
         self._in_place = False  # whether a layer changes the stage's input in place; known once it has tried
         self._records: dict[int, Record] = {}
         self._pendings: dict[tuple[int, int], list[Pending]] = {}  # by (micro-batch, segment), between I and W
@@ -148,11 +152,14 @@ class Stage:
     def input_gradient(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
         assert self._ledger is not None
-        self._ledger.pendings = self._pendings[microbatch, segment] = []
+        self._ledger.pendings = self._pendings[microbatch, segment] = pendings = []
         try:
             return self.backward(segment, microbatch, gradients)
         finally:
             self._ledger.pendings = None
+            if segment not in self._told:
+                self._told.add(segment)
+                _tell_what_stays_in_i(self.index, dict(self.segments[segment].named_parameters()), pendings)
 
     def weight_gradient(self, segment: int, microbatch: int) -> None:
         """One segment's W: accumulates into the parameters what its I has left."""
@@ -192,6 +199,20 @@ class _Alias(torch.autograd.Function):
 
 def _alias(leaf: Tensor) -> Tensor:
     return _Alias.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
+
+
+def _tell_what_stays_in_i(stage: int, parameters: Mapping[str, nn.Parameter], pendings: Sequence[Pending]) -> None:
+    """Says, once, which parameters get their gradient in I after all; a warning when they are more than a tenth."""
+    deferred = {id(weight) for pending in pendings for weight in pending.parameters}
+    trained = {name: weight for name, weight in parameters.items() if weight.requires_grad}
+    rest = {name: weight for name, weight in trained.items() if id(weight) not in deferred}
+    share = sum(weight.numel() for weight in rest.values()) / max(1, sum(w.numel() for w in trained.values()))
+    if rest:
+        names = ", ".join(rest)
+        logger.log(
+            logging.WARNING if share > 0.1 else logging.INFO,
+            f"stage {stage}: {share:.1%} of what it trains has no form for W and gets its gradient in I: {names}",
+        )
 
 
 def _keywords(layer: nn.Module) -> tuple[str, ...]:
