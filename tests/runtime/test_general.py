@@ -158,6 +158,32 @@ def test_views_and_layers_that_change_their_input(procs: Pool, chunks: int | Non
     assert same(piped, gradients)
 
 
+class InPlaceAfterStatistics(nn.Module):
+    """Updates statistics from its input, and then changes the input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen += 1
+        return x.mul_(0.5)
+
+
+def statistics(rank: int, world: int) -> list[float]:
+    layers = [Embed, InPlaceAfterStatistics, Head]
+    pipe = Pipeline(layers, loss=token_loss, microbatches=4, layout=[1, 2], mesh=init_mesh(pp=world))
+    pipe.step(*batch(8))
+    pipe.close()
+    return [buffer.item() for stage in pipe.stages.values() for layer in stage.layers() for buffer in layer.buffers()]
+
+
+def test_statistics_count_a_forward_once_that_is_run_again_with_aliases(procs: Pool):
+    # The first forward of such a stage is refused by autograd half-way, after the statistics have been updated.
+    assert procs.run(statistics, world=2) == [[], [4.0]]
+
+
 # Shapes
 
 

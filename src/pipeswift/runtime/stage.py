@@ -92,7 +92,7 @@ class Stage:
         self.tail: Callable[[int, Any], Any] | None = None
         self._ledger: Ledger | None = None
         self._told: set[int] = set()  # segments of which it is known what no rule covers
-        self._in_place = False  # whether a layer changes the stage's input in place; known once it has tried
+        self._in_place: bool | None = None  # whether a layer changes the stage's input in place; None: not yet known
         self._records: dict[int, Record] = {}
         self._pendings: dict[tuple[int, int], list[Pending]] = {}  # by (micro-batch, segment), between I and W
 
@@ -114,6 +114,7 @@ class Stage:
             for tensor, meta in zip(flat.tensors, flat.spec.tensors, strict=True)
         )
         seeds: list[int] = []
+        buffers = self._copies_of_buffers() if self._in_place is None else []
         with self.bind():
             try:
                 out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves, seeds)
@@ -121,9 +122,13 @@ class Stage:
                 if self._in_place or "leaf" not in str(error):
                     raise
                 # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
-                # only stages that need them have them.
+                # only stages that need them have them. Statistics that layers before it have updated are put back.
                 self._in_place = True
+                for buffer, before in buffers:
+                    buffer.copy_(before)
                 out = self._run(segment, entry, flat, tuple(map(_alias, leaves)), seeds)
+        if self._in_place is None and torch.is_grad_enabled():
+            self._in_place = False
         if not torch.is_grad_enabled():
             forget(seeds)
         else:
@@ -173,6 +178,9 @@ class Stage:
     def layers(self) -> Iterator[nn.Module]:
         for segment in self.segments:
             yield from segment.layers
+
+    def _copies_of_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(buffer, buffer.clone()) for layer in self.layers() for buffer in layer.buffers()]
 
     def _run(self, segment: int, entry: Entry, flat: Flat, tensors: tuple[Tensor, ...], seeds: list[int]) -> Flat:
         value = unflatten(flat._replace(tensors=tensors))
