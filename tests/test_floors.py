@@ -27,7 +27,7 @@ HEIGHT = {room: len(FLOORS) - level for level, rooms in enumerate(FLOORS) for ro
 #: Rooms, and parts of rooms, in which torch is not to be seen, not even inside a function.
 WITHOUT_TORCH = (
     *("ir", "cost", "trace", "errors", "program", "passes", "schedules", "policy", "report", "codec"),
-    *("verify", "simulate", "search", "plan.partition", "plan.tune"),
+    *("verify", "simulate", "search", "plan.profile", "plan.partition", "plan.tune"),
 )
 
 MODULES = {
