@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeswift.ir import Action, Op, Product, Schedule, parts
 from pipeswift.policy import Policy, Ready, View, slots_of
-from pipeswift.program import Kind, Lane, Step, compile_action
+from pipeswift.program import Form, Kind, Lane, Step, compile_action
 from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected
 from pipeswift.runtime.loss import StepLoss
@@ -146,9 +146,8 @@ class Executor:
     def _compile(self, stage: int, op: Op) -> tuple[tuple[Lane, Call], ...]:
         downstream, upstream = stage < self._last, stage > 0
         takes, sends = (upstream, downstream) if op is Op.F else (downstream, upstream)
-        program = compile_action(
-            Action(stage, op, 0), segments=len(self._stages[stage].segments), takes=takes, sends=sends
-        )
+        layout = (Form.DENSE,) * len(self._stages[stage].segments)
+        program = compile_action(Action(stage, op, 0), layout=layout, takes=takes, sends=sends)
         calls = [(step.lane, self._bind(step, stage, op)) for step in program.steps]
         if op is Op.F and not upstream:
             calls.insert(0, (Lane.POINT_TO_POINT, self._load))
@@ -158,7 +157,7 @@ class Executor:
 
     def _bind(self, step: Step, stage: int, op: Op) -> Call:
         if step.kind is Kind.COMPUTE:
-            return self._compute(stage, step.segment, op)
+            return self._compute(stage, step.work.segment, op)
         if step.kind is Kind.TAKE:
             return self._take(Product.OUTPUT, stage - 1) if op is Op.F else self._take(Product.GRADIENT, stage + 1)
         return self._send_output(stage) if op is Op.F else self._send_gradient(stage)

@@ -1,0 +1,33 @@
+"""What an action is made of: steps over lanes, and the rewrites that let communication hide behind compute.
+
+A dense stage's forward is: take the input, compute, send the output. An MoE stage's has all-to-alls between its parts.
+Cutting a program into chunks, arranging its steps by their costs, or weaving two programs into one gives another
+program; who runs it need not know.
+"""
+
+from pipeswift.program.arrange import arrange, merge
+from pipeswift.program.chunks import LOCAL, chunk
+from pipeswift.program.compile import Form, compile_action
+from pipeswift.program.steps import Kind, Lane, Part, Program, Step, Work, issue
+from pipeswift.program.timeline import Seconds, Span, Timeline, bound, simulate
+
+__all__ = [
+    "LOCAL",
+    "Form",
+    "Kind",
+    "Lane",
+    "Part",
+    "Program",
+    "Seconds",
+    "Span",
+    "Step",
+    "Timeline",
+    "Work",
+    "arrange",
+    "bound",
+    "chunk",
+    "compile_action",
+    "issue",
+    "merge",
+    "simulate",
+]

@@ -1,0 +1,117 @@
+"""A program on the clock: when its works run, and what no order of them could beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipeswift.program.steps import Kind, Lane, Program, Work
+
+Seconds = Callable[[Work], float]  # how long a work keeps its lane busy
+
+
+class Span(NamedTuple):
+    """A work that ran, or would; seconds on one clock."""
+
+    work: Work
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one run of a program, simulated or measured, in the order in which they ended or were simulated."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first start to the last end."""
+        if not self.spans:
+            return 0.0
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+
+    def busy(self, lane: Lane) -> float:
+        """Seconds that works kept `lane` busy."""
+        return sum(span.end - span.start for span in self.spans if span.work.lane is lane)
+
+    @property
+    def efficiency(self) -> float:
+        """max(compute, communication) / elapsed, at most 1: what hiding has reached of what it can."""
+        return max(map(self.busy, Lane)) / self.elapsed if self.elapsed else 1.0
+
+    @property
+    def hidden(self) -> float:
+        """The share, between 0 and 1, of the all-to-alls' time in which the compute lane was busy; 1 without any."""
+        sent = self.busy(Lane.ALL_TO_ALL)
+        compute = [span for span in self.spans if span.work.lane is Lane.COMPUTE]
+        covered = sum(
+            max(min(one.end, other.end) - max(one.start, other.start), 0.0)
+            for one in self.spans
+            if one.work.lane is Lane.ALL_TO_ALL
+            for other in compute
+        )
+        return covered / sent if sent else 1.0
+
+
+def simulate(program: Program, seconds: Seconds) -> Timeline:
+    """When each work runs if it takes `seconds`, on a host that starts at 0 and takes the steps in order.
+
+    A launch costs the host nothing; the work starts when its lane has done what was launched before. A message that is
+    taken is `seconds` late; one that is sent keeps its lane, and nobody here waits for it.
+    """
+    host = 0.0
+    free = dict.fromkeys(Lane, 0.0)
+    ends: dict[Work, float] = {}
+    spans = []
+    for kind, work in program.steps:
+        if kind is Kind.WAIT:
+            host = max(host, ends[work])
+            continue
+        start = max(host, free[work.lane])
+        free[work.lane] = ends[work] = end = start + seconds(work)
+        spans.append(Span(work, start, end))
+        if kind in (Kind.COMPUTE, Kind.TAKE):
+            host = end
+    return Timeline(tuple(spans))
+
+
+def bound(program: Program, seconds: Seconds) -> float:
+    """The two-lane ideal: seconds, latencies included, that no order of the program's works can beat.
+
+    For any set of works of one lane: the least that comes before one of them, what they take, and the least that comes
+    after one. The largest over all such sets; for a layer whose compute hides everything else, it is the first
+    dispatch, all compute, and the last combine.
+    """
+    head, tail = heads(program, seconds), tails(program, seconds)
+    return max(_lane_bound(list(program.on(lane)), head, tail, seconds) for lane in Lane)
+
+
+def heads(program: Program, seconds: Seconds) -> dict[Work, float]:
+    """For each work, the seconds that must pass before it can start."""
+    found: dict[Work, float] = {}
+    for work in program.works:
+        found[work] = max((found[before] + seconds(before) for before in program.after[work]), default=0.0)
+    return found
+
+
+def tails(program: Program, seconds: Seconds) -> dict[Work, float]:
+    """For each work, the seconds that must pass after its end."""
+    found = dict.fromkeys(program.works, 0.0)
+    for work in reversed(program.works):
+        for before in program.after[work]:
+            found[before] = max(found[before], seconds(work) + found[work])
+    return found
+
+
+def _lane_bound(works: list[Work], head: dict[Work, float], tail: dict[Work, float], seconds: Seconds) -> float:
+    """The best bound over the sets of works with heads, and with tails, of at least some value."""
+    best = 0.0
+    for least in {head[work] for work in works}:
+        later = sorted((work for work in works if head[work] >= least), key=lambda work: -tail[work])
+        total = 0.0
+        for work in later:
+            total += seconds(work)
+            best = max(best, least + total + tail[work])
+    return best
