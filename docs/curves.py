@@ -21,7 +21,7 @@ LATENCIES = [step / 20 for step in range(21)]  # in units of F
 BUDGETS = range(1, 17)  # activations
 MOST = 64  # micro-batches
 FOLDER = Path(__file__).parent / "schedules"
-NAMES = [entry.name for entry in schedules.entries() if entry.name != "naive"]
+NAMES = [entry.name for entry in schedules.entries() if entry.flush and entry.name != "naive"]
 COLOURS = {name: f"C{index}" for index, name in enumerate(NAMES)}
 STYLE: dict[Any, Any] = {
     "font.size": 9,

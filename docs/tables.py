@@ -36,6 +36,7 @@ USE_WHEN = {
     "zb-v": "1F1B's memory is what you have and F, I and W take about equally long",
     "v-half": "memory is short, F, I and W take about equally long",
     "v-min": "memory is what keeps the model from training at all",
+    "pipedream": "no time may be idle, and the model learns from gradients that are some updates old",
 }
 
 
@@ -77,6 +78,8 @@ def _asks_for(entry: Entry, schedule: Schedule) -> Iterator[str]:
         yield f"{entry.chunks} chunks per rank"
     if schedule.splits_backward:
         yield "a backward split into I and W"
+    if not entry.flush:
+        yield "a weight policy; updates inside the order"
 
 
 def write(readme: Path = README) -> None:

@@ -19,14 +19,14 @@ FLOORS = (
     {"moe", "plan", "nn"},
     {"runtime", "search"},
     {"verify", "simulate"},
-    {"passes", "schedules", "policy", "report", "program", "codec"},
+    {"passes", "schedules", "policy", "report", "program", "codec", "versions"},
     {"ir", "cost", "trace", "errors"},
 )
 HEIGHT = {room: len(FLOORS) - level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 #: Rooms, and parts of rooms, in which torch is not to be seen, not even inside a function.
 WITHOUT_TORCH = (
-    *("ir", "cost", "trace", "errors", "program", "passes", "schedules", "policy", "report", "codec"),
+    *("ir", "cost", "trace", "errors", "program", "passes", "schedules", "policy", "report", "codec", "versions"),
     *("verify", "simulate", "search", "plan.profile", "plan.partition", "plan.tune"),
 )
 

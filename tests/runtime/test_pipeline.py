@@ -32,11 +32,11 @@ class Case(NamedTuple):
 
 
 def cases(ranks: int) -> list[Case]:
-    """Every schedule, at every shape that it allows."""
+    """Every synchronous schedule, at every shape that it allows."""
     return [
         Case(entry.name, entry.chunks, m)
         for entry, m in product(schedules.entries(), MICROBATCHES)
-        if all(rule.holds(ranks, m) for rule in entry.rules)
+        if entry.flush and all(rule.holds(ranks, m) for rule in entry.rules)
     ]
 
 

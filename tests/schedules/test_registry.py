@@ -30,6 +30,7 @@ def test_the_list():
         "zb-v",
         "v-half",
         "v-min",
+        "pipedream",
     ]
     assert all(found.paper and found.summary.endswith(".") for found in entries())
 
@@ -71,7 +72,7 @@ def test_chunks_have_a_default():
         (
             ("1f1", 4, 8),
             "there is no schedule '1f1'. Did you mean 1f1b? The schedules are naive, gpipe, 1f1b, interleaved-1f1b, "
-            "zb-h1, zb-h2, zb-v, v-half, v-min.",
+            "zb-h1, zb-h2, zb-v, v-half, v-min, pipedream.",
         ),
         (("gpipe", 4, 0), "--microbatches must be at least 1: got --microbatches 0. Use 1 or more."),
         (("gpipe", 0, 4), "--pp must be at least 1: got --pp 0. Use 1 or more."),
@@ -84,13 +85,13 @@ def test_chunks_have_a_default():
             ("interleaved-1f1b", 4, 6),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 6 with "
             "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
-            "v-half, v-min).",
+            "v-half, v-min, pipedream).",
         ),
         (
             ("interleaved-1f1b", 4, 2),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 2 with "
             "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
-            "v-half, v-min).",
+            "v-half, v-min, pipedream).",
         ),
     ],
 )

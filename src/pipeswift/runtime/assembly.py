@@ -55,6 +55,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
         _require_one_home(schedule)
+        _require_flush(schedule)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
         ties = [*found_in(every_layer), *request.tie]
@@ -102,6 +103,14 @@ def _require_one_home(schedule: Schedule) -> None:
                 f"schedule {schedule.name} puts stage {stage} on ranks {sorted(set(ranks))}, and copies of a stage are "
                 "not kept equal yet: use a schedule with each stage on one rank"
             )
+
+
+def _require_flush(schedule: Schedule) -> None:
+    if not schedule.flush:
+        raise PipeSwiftError(
+            f"schedule {schedule.name} updates weights while micro-batches are in flight, which this runtime cannot: "
+            "use a schedule that flushes, such as 1f1b"
+        )
 
 
 def resolve(schedule: str | Path | Schedule, ranks: int, microbatches: int | None, chunks: int | None) -> Schedule:

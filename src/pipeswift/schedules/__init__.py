@@ -11,6 +11,7 @@ from pipeswift.schedules.zb_h2 import zb_h2
 from pipeswift.schedules.zb_v import zb_v
 from pipeswift.schedules.v_half import v_half
 from pipeswift.schedules.v_min import v_min
+from pipeswift.schedules.pipedream import pipedream
 
 # isort: on
 from pipeswift.schedules.registry import Entry, Idle, Peak, Rule, ScheduleError, Times, build, entries, entry, schedule
@@ -29,6 +30,7 @@ __all__ = [
     "interleaved",
     "naive",
     "one_f_one_b",
+    "pipedream",
     "schedule",
     "v_half",
     "v_min",

@@ -70,7 +70,7 @@ class Entry:
     """One schedule of the list.
 
     generate(p, m), or generate(p, m, v) if `any_chunks`, makes it; `chunks` is the number of chunks per rank that it
-    takes, or, if `any_chunks`, the one it takes by default.
+    takes, or, if `any_chunks`, the one it takes by default. flush: whether weights wait for the end of the step.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Entry:
     rules: tuple[Rule, ...]
     chunks: int
     any_chunks: bool
+    flush: bool = True
 
     @property
     def summary(self) -> str:
@@ -100,11 +101,12 @@ def schedule(
     rules: tuple[Rule, ...] = (),
     chunks: int = 1,
     any_chunks: bool = False,
+    flush: bool = True,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Put the decorated generator on the list, under `name`; the function itself stays as it is."""
 
     def register(generate: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        _entries[name] = Entry(name, generate, paper, bubble, memory, rules, chunks, any_chunks)
+        _entries[name] = Entry(name, generate, paper, bubble, memory, rules, chunks, any_chunks, flush)
         return generate
 
     return register

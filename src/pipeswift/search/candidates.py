@@ -24,7 +24,7 @@ def published(problem: Problem) -> Iterator[Schedule]:
     At the end, one micro-batch at a time.
     """
     for entry in reversed(schedules.entries()):  # the latest are mostly the best
-        if not (entry.any_chunks or entry.chunks == problem.chunks):
+        if not entry.flush or not (entry.any_chunks or entry.chunks == problem.chunks):
             continue
         try:
             schedule = schedules.build(entry.name, problem.ranks, problem.microbatches, problem.chunks)

@@ -6,9 +6,18 @@ from pipeswift.ir import Schedule
 from pipeswift.passes import rows_of
 from pipeswift.verify import deadlock, orders
 from pipeswift.verify.orders import peak_activations
+from pipeswift.verify.updates import check_versions, verify_versions
 from pipeswift.verify.violation import InvalidSchedule, Violation
 
-__all__ = ["InvalidSchedule", "Violation", "check", "peak_activations", "verify"]
+__all__ = [
+    "InvalidSchedule",
+    "Violation",
+    "check",
+    "check_versions",
+    "peak_activations",
+    "verify",
+    "verify_versions",
+]
 
 
 def verify(schedule: Schedule, *, receive_pool: int = 2, memory_limit: float | None = None) -> list[Violation]:
