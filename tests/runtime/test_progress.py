@@ -6,7 +6,7 @@ import pytest
 
 from pipeswift.ir import F, Product
 from pipeswift.policy import Ready, slots_of
-from pipeswift.runtime.peers import PeerLost
+from pipeswift.runtime.groups import PeerLost
 from pipeswift.runtime.progress import Progress, Run, last_done, now_doing
 from pipeswift.schedules import build
 

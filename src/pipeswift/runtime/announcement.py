@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeswift.runtime.peers import Peers, traffic
+from pipeswift.runtime.groups import traffic
+from pipeswift.runtime.peers import Peers
 
 TAG = 2  # on the control group
 

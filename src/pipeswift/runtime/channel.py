@@ -25,7 +25,7 @@ from torch import Tensor
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
 from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
-from pipeswift.runtime.peers import peer_lost, traffic
+from pipeswift.runtime.groups import peer_lost, traffic
 
 POOL = 2  # receive buffers per channel
 SENT = 4  # messages that may be kept after their delivery, per rank

@@ -102,6 +102,8 @@ class Pipeline:
         timeout: float = 1800.0,
     ):
         self._peers = peers_of(mesh, timeout)
+        if self._peers.replicas.size > 1:
+            raise PipeSwiftError("replicas of a pipeline are not kept equal yet: use a mesh with dp = 1")
         self._progress = Progress()
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pipeswift.ir import Action, Op, Product, Schedule, needs, parts
 from pipeswift.policy import Ready
-from pipeswift.runtime.peers import PeerLost
+from pipeswift.runtime.groups import PeerLost
 
 BUSY = "busy: "
 _OPS = {Op.F: "F", Op.I: "I", Op.W: "W", Op.B: "B"}

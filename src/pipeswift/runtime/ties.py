@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.peers import Peers, traffic
+from pipeswift.runtime.groups import traffic
+from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.weights import Weights
 
 Ties = Sequence[Sequence[str]]  # groups of global parameter names
