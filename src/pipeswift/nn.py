@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.context import Place, mark, place_of, skips
-from pipeswift.runtime.seeds import generator_of, mix
+from pipeswift.runtime.context import skips
+from pipeswift.runtime.keyed import draw_by_sample
 
 
 class Dropout(nn.Module):
@@ -29,18 +28,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        shared = generator_of(x.device)
-        place = place_of(shared.initial_seed()) or Place(shared.initial_seed(), 0, 0, 0, [])
-        mask = torch.empty_like(x)
-        own = torch.Generator(x.device)
-        for sample in range(x.shape[0]):
-            own.manual_seed(mix(place.key, place.layer, place.first_sample + sample, place.use))
-            mask[sample].bernoulli_(1.0 - self.p, generator=own)
-        # The next draw of this pass gets another mask, and gets it again when the forward is run again.
-        following = mix(shared.initial_seed(), 1)
-        shared.manual_seed(following)
-        if place.seeds:
-            mark(following, place._replace(use=place.use + 1))
+        mask = draw_by_sample(x, lambda part, generator: part.bernoulli_(1.0 - self.p, generator=generator))
         return x * mask.div_(1.0 - self.p)
 
     def extra_repr(self) -> str:

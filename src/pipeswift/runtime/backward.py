@@ -41,6 +41,9 @@ class Ledger:
         self.pendings: list[Pending] | None = None
 
 
+_WHOLE = Ledger()  # of backwards that are never cut in two
+
+
 @torch.no_grad()
 def weight_gradients(pendings: Sequence[Pending]) -> None:
     """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
@@ -75,8 +78,9 @@ def splitting() -> bool:
 
 
 def halves(rule: Rule, x: Tensor, *weights: Tensor | None) -> Tensor:
-    """y = rule.forward(x, *weights), with a backward in two halves."""
-    return _Halves.apply(_active.ledgers[-1], rule, x, *weights)  # pyright: ignore[reportReturnType]
+    """y = rule.forward(x, *weights), with a backward in two halves; in one, where no prepared module's forward runs."""
+    ledger = _active.ledgers[-1] if _active.ledgers else _WHOLE
+    return _Halves.apply(ledger, rule, x, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _Split(TorchFunctionMode):

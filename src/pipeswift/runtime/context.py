@@ -1,4 +1,4 @@
-"""What a layer may know about the pass that it is part of; `pipeswift.nn` reads it."""
+"""What a layer may know about the pass that it is part of, or about the rank that it is built on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ class Skips(threading.local):
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+
+
+class Surroundings(threading.local):
+    """Where a layer is being built: which of how many ranks that share out its experts this one is."""
+
+    expert_rank = 0
+    expert_ranks = 1
 
 
 class Place(NamedTuple):
@@ -27,6 +34,7 @@ class Place(NamedTuple):
 
 
 skips = Skips()
+surroundings = Surroundings()
 
 # By the seed of the generator that the layer's random functions draw from. It is part of the generator's state, so
 # activation checkpointing brings it back before it runs a forward again, in whatever thread.
