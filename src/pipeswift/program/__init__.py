@@ -8,14 +8,21 @@ program; who runs it need not know.
 from pipeswift.program.arrange import arrange, merge
 from pipeswift.program.chunks import LOCAL, chunk
 from pipeswift.program.compile import Form, compile_action
+from pipeswift.program.costs import LINKS, BlockCosts, Line, Link, link_of
+from pipeswift.program.granularity import Choice, choose, formulas, rule_of_thumb
 from pipeswift.program.steps import Kind, Lane, Part, Program, Step, Work, issue
 from pipeswift.program.timeline import Seconds, Span, Timeline, bound, simulate
 
 __all__ = [
+    "LINKS",
     "LOCAL",
+    "BlockCosts",
+    "Choice",
     "Form",
     "Kind",
     "Lane",
+    "Line",
+    "Link",
     "Part",
     "Program",
     "Seconds",
@@ -25,9 +32,13 @@ __all__ = [
     "Work",
     "arrange",
     "bound",
+    "choose",
     "chunk",
     "compile_action",
+    "formulas",
     "issue",
+    "link_of",
     "merge",
+    "rule_of_thumb",
     "simulate",
 ]
