@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeswift import __version__
-from pipeswift.cli import compare, schedules, search, simulate, train, verify
+from pipeswift.cli import compare, profile, schedules, search, simulate, train, verify
 from pipeswift.errors import PipeSwiftError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(simulate.simulate)
 app.command()(compare.compare)
 app.command()(search.search)
 app.command()(verify.verify)
+app.command()(profile.profile)
 app.command()(train.train)
 
 

@@ -18,8 +18,8 @@ class Footprint:
     """
 
     def __init__(self, excluded: Iterable[Tensor] = ()):
-        self._excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
-        self._kept: dict[int, list[int]] = {}  # address -> [bytes, times saved]
+        self._excluded = {tensor.untyped_storage()._cdata for tensor in excluded}
+        self._kept: dict[int, list[int]] = {}  # identity -> [bytes, times saved]
         self.bytes = 0
         self.peak = 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _Saved.tensor_of)
@@ -35,27 +35,27 @@ class Footprint:
 
     def with_also(self, tensors: Iterable[Tensor]) -> int:
         """`bytes`, and those of other tensors that are kept, such as what I leaves for W."""
-        others = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        return self.bytes + sum(size for address, size in others.items() if address not in self._kept)
+        others = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+        return self.bytes + sum(size for memory, size in others.items() if memory not in self._kept)
 
     def _save(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        memory = storage._cdata  # an address would be 0 for all tensors without values
         saved = _Saved(tensor)
-        if address not in self._excluded:
-            entry = self._kept.setdefault(address, [storage.nbytes(), 0])
+        if memory not in self._excluded:
+            entry = self._kept.setdefault(memory, [storage.nbytes(), 0])
             self.bytes += entry[0] if entry[1] == 0 else 0
             entry[1] += 1
             self.peak = max(self.peak, self.bytes)
-            weakref.finalize(saved, self._free, address).atexit = False
+            weakref.finalize(saved, self._free, memory).atexit = False
         return saved
 
-    def _free(self, address: int) -> None:
-        entry = self._kept[address]
+    def _free(self, memory: int) -> None:
+        entry = self._kept[memory]
         entry[1] -= 1
         if not entry[1]:
             self.bytes -= entry[0]
-            del self._kept[address]
+            del self._kept[memory]
 
 
 class _Saved:

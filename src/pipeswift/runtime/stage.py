@@ -170,6 +170,10 @@ class Stage:
         """One segment's W: accumulates into the parameters what its I has left."""
         weight_gradients(self._pendings.pop((microbatch, segment)))
 
+    def deferred(self, segment: int, microbatch: int) -> list[Tensor]:
+        """What one segment's I has left for W, as the tensors that are kept for it."""
+        return [tensor for pending in self._pendings[microbatch, segment] for tensor in (pending.x, pending.gradient)]
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(global name, parameter); the name starts with the layer's index in the whole model."""
         for segment in self.segments:

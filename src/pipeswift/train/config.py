@@ -29,12 +29,17 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The model is an embedding, `blocks` transformer blocks and a head: blocks + 2 layers to cut into stages."""
+    """The model is an embedding, `blocks` transformer blocks and a head: blocks + 2 layers to cut into stages.
+
+    vocabulary: rows of the embedding and of the head. Bytes need 256; with more, the head weighs what a larger
+    vocabulary's would, and the model learns that the rest does not occur.
+    """
 
     blocks: PositiveInt = 4
     width: PositiveInt = 128
     heads: PositiveInt = 4
     context: PositiveInt = 128  # bytes
+    vocabulary: Annotated[int, Field(ge=256)] = 256
 
     @property
     def layers(self) -> int:

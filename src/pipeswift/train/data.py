@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeswift.errors import PipeSwiftError
 
-VOCABULARY = 256  # byte values
+BYTES = 256  # how many there are
 _HELD_OUT_ONE_IN = 20
 _NOT_SOURCE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 

@@ -17,8 +17,9 @@ from pipeswift.trace import Trace, busy_per_rank, makespan
 from pipeswift.train import data
 from pipeswift.train.config import Config
 from pipeswift.train.metrics import Outcome, Row, Step
-from pipeswift.train.model import builders, next_byte_loss
+from pipeswift.train.model import next_byte_loss
 from pipeswift.train.rate import learning_rate
+from pipeswift.train.sample import layers_of
 
 _LATE_STEPS = 20
 _EVALUATION = 1 << 32  # keeps the draws of held-out text apart from those of training
@@ -90,7 +91,7 @@ def build(config: Config, text: data.Text) -> Pipeline:
     """The pipeline that `config` describes; all ranks must hold the same settings and the same text."""
     model, schedule = config.model, config.build_schedule()
     return Pipeline(
-        builders(blocks=model.blocks, width=model.width, heads=model.heads, context=model.context),
+        layers_of(model),
         loss=next_byte_loss,
         schedule=schedule,
         mesh=init_mesh(pp=config.pipeline.pp),

@@ -9,30 +9,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeswift.train.data import VOCABULARY
+from pipeswift.train.data import BYTES
 
 
-def builders(*, blocks: int, width: int, heads: int, context: int) -> list[Callable[[], nn.Module]]:
+def builders(
+    *, blocks: int, width: int, heads: int, context: int, vocabulary: int = BYTES
+) -> list[Callable[[], nn.Module]]:
     """[embedding, block, ..., head]: zero-argument functions, so that a rank builds only the layers it holds.
 
-    Between layers goes one tensor of shape (batch, context, width).
+    Between layers goes one tensor of shape (batch, context, width). vocabulary: rows of the embedding and of the head.
     """
     # Every block adds twice to what it is given; scaled so, the sum's variance does not grow with depth.
     block = partial(Block, width, heads, context, scale=(2 * blocks) ** -0.5)
-    return [partial(Embedding, width), *[block] * blocks, partial(Head, width)]
+    return [partial(Embedding, width, vocabulary), *[block] * blocks, partial(Head, width, vocabulary)]
 
 
 def next_byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per byte; logits (batch, context, 256), targets (batch, context)."""
+    """Mean cross-entropy in nats per byte; logits (batch, context, vocabulary), targets (batch, context)."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class Embedding(nn.Module):
     """Bytes, int64 (batch, context), to vectors (batch, context, width)."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, vocabulary: int = BYTES):
         super().__init__()
-        self.table = nn.Embedding(VOCABULARY, width)
+        self.table = nn.Embedding(vocabulary, width)
 
     def forward(self, text: Tensor) -> Tensor:
         return self.table(text)
@@ -86,12 +88,12 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, context, width) to the next byte's logits (batch, context, 256), near 0 at the start."""
+    """Vectors (batch, context, width) to the next byte's logits (batch, context, vocabulary), near 0 at the start."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, vocabulary: int = BYTES):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.out = linear(width, VOCABULARY, scale=0.1)
+        self.out = linear(width, vocabulary, scale=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.norm(x))
