@@ -4,7 +4,7 @@ import pytest
 
 from pipeswift.codec import from_csv
 from pipeswift.ir import B, F, Order, Product, Schedule
-from pipeswift.passes import Transfer, fuse_backward, split_backward, transfers
+from pipeswift.passes import Transfer, fuse_backward, split_backward, transfers, weight_runs
 from pipeswift.schedules import build, entries, gpipe, interleaved
 
 
@@ -26,6 +26,14 @@ def test_split_backward_lets_w_out_of_an_overlap():
 def test_fuse_backward_joins_neighbours_only():
     schedule = from_csv("0F0,0F1,0F2,0I0,0I1,0W0,0W1,0I2,0W2")
     assert rows(fuse_backward(schedule)) == ["0F0 0F1 0F2 0I0 0I1 0W0 0W1 0B2"]
+
+
+def test_weight_runs_are_w_of_one_stage_next_to_each_other():
+    order = build("zb-h1", 3, 4).orders[2]
+    assert " ".join(map(str, order)) == "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3"
+    assert weight_runs(order) == [(2, (0,)), (2, (1, 2, 3))]
+    (order,) = from_csv("0F0,1F0,0F1,1F1,1I0,1I1,0I0,0I1,1W0,1W1,0W0,(1F2;0W1)OVERLAP_F_B,1I2,0F2,0I2,1W2,0W2").orders
+    assert weight_runs(order) == [(1, (0, 1)), (0, (0,)), (1, (2,)), (0, (2,))]
 
 
 def test_fuse_backward_leaves_overlaps_alone():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from pipeswift.ir import MAKES, NEEDS, Op, Order, Product, Schedule
+from pipeswift.ir import MAKES, NEEDS, Action, Op, Order, Overlap, Product, Schedule, parts
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -38,6 +39,16 @@ def _fuse(order: Order) -> Order:
     changed = rows.copy()
     changed[first, 1] = Op.B
     return Order(np.delete(changed, first + 1, axis=0), order.joined - np.searchsorted(first, order.joined))
+
+
+def weight_runs(order: Order) -> list[tuple[int, tuple[int, ...]]]:
+    """(stage, micro-batches) of the W that stand next to each other in the order and belong to one stage."""
+
+    def stage_of(entry: Action | Overlap) -> int:
+        return entry.stage if isinstance(entry, Action) and entry.op is Op.W else -1
+
+    runs = ((stage, tuple(entries)) for stage, entries in groupby(order, key=stage_of) if stage >= 0)
+    return [(stage, tuple(action.microbatch for entry in run for action in parts(entry))) for stage, run in runs]
 
 
 class Rows(NamedTuple):

@@ -1,7 +1,7 @@
 """A training run in which one rank comes to harm: `python -m tests.runtime.doomed VICTIM PLACE HARM`, one per rank.
 
-VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps) or evaluate
-(which it enters alone).
+VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps), or what it
+does unlike the others: evaluate (which it enters alone), microbatches (another number) or targets (too few).
 HARM: kill, stop, raise, sleep (for good), pause (every rank, for longer than the watchdog's patience) or none.
 """
 
@@ -92,12 +92,17 @@ def main() -> None:
     reach("connected")
     pipe = Pipeline([Layer] * WORLD, loss=lambda y, _: y.mean(), microbatches=4, mesh=mesh, watchdog=PATIENCE)
     optimizer = pipe.optimizer(cast(Any, Descent), lr=0.1)
-    for step in range(1, STEPS + 1):  # noqa: B007
+    for step in range(1, STEPS + 1):
         reach("between")
         if PLACE == "evaluate" and RANK == VICTIM:
             print(f"harm at {time.monotonic()}", flush=True)
             pipe.evaluate(torch.ones(8, 4), torch.zeros(8))
-        pipe.step(torch.ones(8, 4), torch.zeros(8))
+        odd = PLACE if RANK == VICTIM and step == LATE else ""
+        if odd in ("microbatches", "targets"):
+            print(f"harm at {time.monotonic()}", flush=True)
+        inputs = torch.ones(8, 4) if RANK == 0 else None
+        targets = torch.zeros(6 if odd == "targets" else 8) if RANK == WORLD - 1 else None
+        pipe.step(inputs, targets, microbatches=2 if odd == "microbatches" else None)
         optimizer.step()
     pipe.close()
     left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]

@@ -166,7 +166,9 @@ def test_evaluation_touches_nothing_of_training():
     [
         (dict(schedule="1f2b"), "1f1b"),
         (dict(microbatches=None), "microbatches"),
-        (dict(microbatches=0), "micro"),
+        (dict(microbatches=0), "^microbatches must be at least 1: got microbatches 0"),
+        (dict(split={"maks": 0}), "split names 'maks'.*: arguments that some layer names are none"),
+        (dict(split={"mask": "first"}), "'first' is no dimension"),
         (dict(layout=[1, 1]), "layout"),
         (dict(layers=[]), "0 layers"),
         (dict(layers=nn.Linear(2, 2)), "nn.Sequential"),
@@ -182,7 +184,13 @@ def test_bad_settings_are_named(arguments: dict, says: str):
 def test_bad_batches_are_named():
     pipe = alone()
     x, y = batch(8)
-    for inputs, targets, says in [(x[:3], y[:3], "3 samples"), (None, None, "no tensor"), ((x, x[:4]), y, r"\[4, 8\]")]:
+    for inputs, targets, says in [
+        (x[:3], y[:3], "3 samples"),
+        (None, None, "no tensor"),
+        ((x, x[:4]), y, r"\[4, 8\]"),
+        (x, y[:6], "inputs hold 8 samples and targets 6"),
+        ([*x.chunk(4)], y[:6], "micro-batch 2: inputs hold 2 samples and targets 1"),
+    ]:
         with pytest.raises(PipeSwiftError, match=says):
             pipe.step(inputs, targets)
 
@@ -191,6 +199,19 @@ def test_a_loss_that_is_no_scalar_is_named():
     pipe = alone(loss=lambda out, _: out)
     with pytest.raises(PipeSwiftError, match=r"shape \[2, 3, 7\] for micro-batch 0"):
         pipe.step(*batch(8))
+
+
+def unlike(rank: int, world: int) -> str:
+    pipe = Pipeline(builders(4), loss=token_loss, microbatches=4, mesh=init_mesh(pp=world))
+    with pytest.raises(PipeSwiftError) as error:
+        pipe.step(batch(8)[0], batch(6)[1])
+    return str(error.value)
+
+
+def test_inputs_and_targets_of_different_sizes_are_refused_on_every_rank(procs: Pool):
+    # They came to an error of the loss function on the last rank, or to a wrong loss.
+    says = "inputs hold 8 samples and targets 6 (dimension 0)"
+    assert [text.partition(":")[0] for text in procs.run(unlike, world=2)] == [says, says]
 
 
 def disagree(rank: int, world: int, what: str) -> str:

@@ -77,6 +77,15 @@ def test_a_failure_matters_to_those_in_the_same_call():
     assert culprits(seen(busy(call=4, still=0.0)), seen(failed)) is None, "the others got over it"
 
 
+def test_a_rank_that_waits_for_itself():
+    # "ranks 0, which waits for 0" helped nobody.
+    lacks = "F of stage 2, micro-batch 0 needs the output of stage 1 from rank 0"
+    fault = find_fault([seen(busy(f"waits: {lacks}", waits=(0,)))], patience=5.0)
+    assert fault is not None
+    assert fault.culprits == (0,)
+    assert fault.text.endswith(f"rank 0 waits for itself: {lacks}, which is yet to run")
+
+
 def test_a_rank_that_left_while_others_need_it():
     left = IDLE._replace(left=True)
     assert culprits(seen(waits(1)), seen(left, age=99.0)) == (1,)

@@ -126,6 +126,23 @@ def test_evaluation_that_one_rank_enters_alone():
     assert "every rank must make the same calls" in ended.text
 
 
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ("microbatches", "this step has 2 micro-batches here, but 4 on the rank of stage 1"),
+        pytest.param(
+            "targets", "micro-batch 2: inputs hold 2 samples and targets 1 (dimension 0)", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_rank_that_passes_something_else_to_step(odd: str, says: str):
+    # Another number of micro-batches was a hang, too few targets a wrong loss.
+    ended = run(2, odd, "none")
+    assert ended.codes == [1, 1, 1]
+    assert ended.seconds < 8.0
+    assert all(says in text for text in ended.texts)
+
+
 @pytest.mark.parametrize("victim", [2, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("harm", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_rank_that_does_not_start(victim: int, harm: str):

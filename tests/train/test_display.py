@@ -67,5 +67,5 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
         Path("runs/x"),
     )
     shown = capsys.readouterr().out
-    for words in ("step time", "bubble rate by span", "2 1", "2 ranks", "shared 2 cores", "5.500 -> 2.000"):
+    for words in ("makespan", "bubble by span", "2 1", "2 ranks", "shared 2 cores", "5.500 -> 2.000"):
         assert words in shown

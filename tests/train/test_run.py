@@ -85,7 +85,7 @@ def test_two_processes_compute_what_one_does_and_leave_the_same_files(settings, 
     spans = [event for event in json.loads((folder / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == 2 * (2 * 4 * 2)  # predicted and measured: 2 ranks, 4 micro-batches, F and B
     assert "predicted" in (folder / "timeline.svg").read_text()
-    for words in (r"step time +\d", r"bubble rate by span +\d", r"peak live activations per rank +2 1 +2 1", "shared"):
+    for words in (r"makespan +\d", r"bubble by span +\d", r"peak activations per rank +2 1 +2 1", "shared"):
         assert re.search(words, done.stdout), done.stdout
 
     worker.run(load(settings, ["pipeline.pp=1"]))

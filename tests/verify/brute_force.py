@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeswift.ir import Action, Op, Schedule, parts
+from pipeswift.ir import MAKES, Action, Op, Schedule, parts
 
 Place = tuple[int, int | None]  # (entry, how many messages it has handed over; None before the entry has started)
 Message = tuple[int, int, int]  # (sending stage, receiving stage, micro-batch)
@@ -31,8 +31,8 @@ def _complete(schedule: Schedule, flat: list[list[Action]]) -> bool:
 def _ascending(schedule: Schedule, flat: list[list[Action]]) -> bool:
     lines: dict[object, list[int]] = {}
     for stage, op, microbatch in (action for actions in flat for action in actions):
-        kind = "backward" if op in (Op.I, Op.B) else op
-        lines.setdefault((stage, kind, schedule.route_of[microbatch]), []).append(microbatch)
+        for product in MAKES[op]:
+            lines.setdefault((stage, product, schedule.route_of[microbatch]), []).append(microbatch)
     return all(line == sorted(line) for line in lines.values())
 
 

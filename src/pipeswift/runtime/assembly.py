@@ -14,6 +14,7 @@ import pipeswift
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
@@ -32,6 +33,7 @@ class Request:
     chunks: int | None
     layout: Sequence[int] | None
     tie: Ties
+    split: Rules
     seed: int
     config: Mapping[str, object]
 
@@ -68,16 +70,16 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         raise
     agree(peers, facts)
     weights = _weights_of(stages)
-    keywords = {
-        name for stage in stages.values() for segment in stage.segments for took in segment.takes for name in took
-    }
+    mine = {name for stage in stages.values() for segment in stage.segments for took in segment.takes for name in took}
+    keywords = frozenset().union(*peers.all_gather(mine))
+    check_rules(request.split, keywords)
     return Assembly(
         schedule,
         layout,
         stages,
         weights,
         agree_on_ties(peers, ties, list(weights.values())),
-        frozenset().union(*peers.all_gather(keywords)),
+        keywords,
     )
 
 
@@ -120,7 +122,10 @@ def resolve(schedule: str | Path | Schedule, ranks: int, microbatches: int | Non
             raise PipeSwiftError(
                 f"schedule {schedule!r} needs a number of micro-batches: pass, for example, microbatches={2 * ranks}"
             )
-        return schedules.build(schedule, ranks, microbatches, chunks)
+        try:
+            return schedules.build(schedule, ranks, microbatches, chunks)
+        except schedules.ScheduleError as error:  # which speaks of command line options
+            raise schedules.ScheduleError(str(error).replace("--", "")) from error
     found = schedule if isinstance(schedule, Schedule) else codec.load(schedule)
     for setting, given, has in (
         ("pp", ranks, found.num_ranks),
@@ -177,6 +182,7 @@ def _facts(schedule: Schedule, layout: Sequence[int], ties: Ties, request: Reque
         "schedule": f"{schedule.name}, {count} micro-batches ({schedule.fingerprint[:12]})",
         "layout": str(list(layout)),
         "tied weights": str([list(group) for group in ties]),
+        "split": str(dict(sorted(request.split.items()))),
         "seed": str(request.seed),
         **{f"setting {name}": repr(value) for name, value in request.config.items()},
     }

@@ -62,6 +62,24 @@ def weight_gradients(pendings: Sequence[Pending]) -> None:
             parameter.grad.add_(gradient)
 
 
+def joined(pendings: Sequence[Pending]) -> list[Pending]:
+    """The pendings of several micro-batches, those of one operation on one weight laid together to one product.
+
+    The sum over micro-batches then happens inside the product, so its last bits differ from those of one after another.
+    """
+    groups: dict[Any, list[Pending]] = {}
+    for pending in pendings:
+        alike = pending.rule, pending.x.dtype, tuple(map(id, pending.parameters))
+        groups.setdefault(alike if pending.rule.join else id(pending), []).append(pending)
+    return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
+
+
+def _join(group: Sequence[Pending]) -> Pending:
+    rule, _, _, parameters = group[0]
+    assert rule.join is not None
+    return Pending(rule, rule.join([p.gradient for p in group]), rule.join([p.x for p in group]), parameters)
+
+
 class _Active(threading.local):
     """The ledgers of the prepared modules whose forward runs, innermost last."""
 

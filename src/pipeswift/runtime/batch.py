@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,42 @@ def batch_size(value: Any, what: str) -> int:
     if len(sizes) > 1:
         raise BatchError(f"{what} hold tensors of different batch sizes (dimension 0): {sorted(sizes)}")
     return sizes.pop()
+
+
+def common_size(inputs: Any, targets: Any) -> int | None:
+    """The number of samples of a mini-batch, which inputs and targets share; None when neither is here to be cut."""
+    sizes = {
+        what: batch_size(value, what)
+        for what, value in (("inputs", inputs), ("targets", targets))
+        if value is not None and not isinstance(value, list)
+    }
+    if len(set(sizes.values())) > 1:
+        raise unlike(sizes["inputs"], sizes["targets"], "")
+    return next(iter(sizes.values()), None)
+
+
+def unlike(inputs: int, targets: int, where: str) -> BatchError:
+    return BatchError(
+        f"{where}inputs hold {inputs} samples and targets {targets} (dimension 0): give each sample its target, or "
+        "pass lists of ready-made micro-batches"
+    )
+
+
+def check_rules(rules: Rules, keywords: Iterable[str]) -> None:
+    """Raises BatchError for a rule that cannot be followed, or whose argument no layer takes."""
+    for name, dimension in rules.items():
+        if dimension is not None and (not isinstance(dimension, int) or isinstance(dimension, bool)):
+            raise BatchError(f"split[{name!r}] = {dimension!r} is no dimension: use a whole number such as 0, or None")
+    check_names(rules, keywords, "split names")
+
+
+def check_names(names: Iterable[str], keywords: Iterable[str], whose: str) -> None:
+    """Raises BatchError for a name that is none of the arguments that some layer names."""
+    if unknown := set(names).difference(keywords):
+        known = ", ".join(sorted(keywords)) or "none"
+        raise BatchError(
+            f"{whose} {min(unknown)!r}, an argument that no layer takes: arguments that some layer names are {known}"
+        )
 
 
 def _argument(name: str, value: Any, microbatches: int, rules: Rules, size: int | None) -> Sequence[Any]:

@@ -26,13 +26,14 @@ from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
 from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
 from pipeswift.runtime.groups import peer_lost, traffic
+from pipeswift.runtime.peers import Disagreement
 
 POOL = 2  # receive buffers per channel
 SENT = 4  # messages that may be kept after their delivery, per rank
 
 # A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
-# micro-batch's first sample, its number of samples.
-_HEADER = 5
+# micro-batch's first sample, its number of samples, the step's number of micro-batches.
+_HEADER = 6
 
 
 class Arrival(NamedTuple):
@@ -47,11 +48,14 @@ Inbox = SimpleQueue  # of Arrival, or of the exception that ended a channel
 
 
 class Expected(NamedTuple):
-    """A message that will come. metas: known for gradients, None where a header says. first: of its step."""
+    """A message that will come. metas: known for gradients, None where a header says. first: of its step.
+
+    of: the micro-batches of the step, which a header has to confirm."""
 
     microbatch: int
     metas: tuple[Meta, ...] | None
     first: bool = False
+    of: int = 0
 
 
 class _Posted(NamedTuple):
@@ -72,10 +76,12 @@ class Sender:
         self._specs: list[Spec] = []
         self._current: Spec | None = None
         self._uniform = False
+        self._microbatches = 0
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
         """A new step: the next message carries a header."""
         self._uniform = False
+        self._microbatches = microbatches
 
     def send(self, value: Flat, uniform: bool) -> None:
         """Hands over a stage's output. `uniform`: every micro-batch of this step has inputs of the same form."""
@@ -129,7 +135,7 @@ class Sender:
             number = len(self._specs)
             self._specs.append(spec)
         payload = b"" if known else self._pack(spec)
-        header = [number, uniform, len(payload), value.first_sample, value.samples]
+        header = [number, uniform, len(payload), value.first_sample, value.samples, self._microbatches]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
@@ -194,7 +200,7 @@ class Receiver:
         if expected.metas is not None:
             value = tensors = self._make_room(expected.metas)
         else:
-            like = self._read_header() if self._like is None or expected.first else self._like
+            like = self._read_header(expected.of) if self._like is None or expected.first else self._like
             tensors = self._make_room(like.spec.tensors)
             first = expected.microbatch * like.samples if self.uniform else like.first_sample
             value = like._replace(tensors=tensors, first_sample=first)
@@ -206,11 +212,16 @@ class Receiver:
         self._arrived[posted.microbatch] = posted.value
         self._inbox.put(Arrival(self._product, self._stage, posted.microbatch))
 
-    def _read_header(self) -> Flat:
+    def _read_header(self, microbatches: int) -> Flat:
         """What the next message will look like, without its tensors."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._receive(header).wait()
-        number, uniform, size, first_sample, samples = header.tolist()
+        number, uniform, size, first_sample, samples, theirs = header.tolist()
+        if theirs != microbatches:
+            raise Disagreement(
+                f"this step has {microbatches} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
+                "give step() and evaluate() the same microbatches= on every rank"
+            )
         if size:
             payload = torch.empty(size, dtype=torch.uint8)
             self._receive(payload).wait()

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from pipeswift.ir import Action, Op, Product, Schedule, parts
+from pipeswift.passes import weight_runs
 from pipeswift.policy import Policy, Ready, View, slots_of
 from pipeswift.program import Form, Kind, Lane, Step, compile_action
+from pipeswift.runtime.batch import unlike
 from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected
 from pipeswift.runtime.loss import StepLoss
@@ -33,6 +35,7 @@ class Job:
     arguments: Sequence[Mapping[str, Any]] = ()
     uniform: bool = True  # all inputs have one form
     loss: StepLoss | None = None  # on the ranks that hold the last stage
+    samples: Sequence[int] | None = None  # that each micro-batch's targets have; None: the caller has cut them
     keep_outputs: bool = False
     outputs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, on the ranks that hold the last stage
 
@@ -63,6 +66,7 @@ class Executor:
         on_backward: Callable[[], None],
         grad_ready: Callable[[Stage], None],
         progress: Progress,
+        batched_weight_gradients: bool = False,
     ):
         self.schedule, self.rank = schedule, rank
         self._stages, self._wiring, self._policy = stages, wiring, policy(schedule)
@@ -75,6 +79,7 @@ class Executor:
             self._backwards[stage] += schedule.route_of.count(route)
         self._here: dict[tuple[Product, int, int], Any] = {}  # products that stay on this rank
         self._job = Job(key=0)
+        self._together = _by_last(weight_runs(schedule.orders[rank])) if batched_weight_gradients else None
         ops = sorted({Op(op) for order in schedule.orders for op in np.unique(order.rows[:, 1])})
         if schedule.splits_backward:
             for stage in stages.values():
@@ -195,18 +200,28 @@ class Executor:
         def forward(work: Pass) -> None:
             arguments = self._job.arguments[work.microbatch] if self._job.arguments else {}
             entry = Entry(work.microbatch, self._job.key, arguments)
+            if stage == self._last:
+                self._check_samples(work)
             work.value = piece.forward(segment, entry, work.value)
 
         def input_gradient(work: Pass) -> None:
             work.value = piece.input_gradient(segment, work.microbatch, work.value)
 
         def weight_gradient(work: Pass) -> None:
-            piece.weight_gradient(segment, work.microbatch)
+            if self._together is None:
+                piece.weight_gradient(segment, work.microbatch)
+            else:
+                piece.weight_gradients(segment, self._together.get((stage, work.microbatch), ()))
 
         def backward(work: Pass) -> None:
             work.value = piece.backward(segment, work.microbatch, work.value)
 
         return (forward, input_gradient, weight_gradient, backward)[op]
+
+    def _check_samples(self, work: Pass) -> None:
+        """Inputs and targets may have come into the pipeline on different ranks."""
+        if (samples := self._job.samples) is not None and samples[work.microbatch] != work.value.samples:
+            raise unlike(work.value.samples, samples[work.microbatch], f"micro-batch {work.microbatch}: ")
 
     def _send_output(self, stage: int) -> Call:
         def send(work: Pass) -> None:
@@ -249,6 +264,11 @@ class Executor:
 
     def _key(self, boundary: int, product: Product, microbatch: int) -> ChannelKey:
         return ChannelKey(boundary, product, self.schedule.route_of[microbatch])
+
+
+def _by_last(runs: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """For the last W of each run, (stage, micro-batch), the micro-batches whose work it does."""
+    return {(stage, microbatches[-1]): microbatches for stage, microbatches in runs}
 
 
 def _join(calls: Sequence[tuple[Lane, Call]]) -> tuple[tuple[Lane, Call], ...]:

@@ -18,7 +18,7 @@ from pipeswift.ir import Schedule
 from pipeswift.policy import Follow
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
-from pipeswift.runtime.batch import BatchError, Rules, batch_size, cut, cut_arguments, shares
+from pipeswift.runtime.batch import Rules, check_names, common_size, cut, cut_arguments, shares
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.layers import Layer
@@ -75,6 +75,8 @@ class Pipeline:
         list share are found.
     split: for keyword arguments, the dimension to cut along, or None to give it whole to every micro-batch.
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
+    batched_weight_gradients: where W of one stage follow each other in the schedule, the last of them does the work of
+        all, each weight's in one product. The gradients are then equal within rounding, not bit for bit.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
         ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
@@ -97,6 +99,7 @@ class Pipeline:
         split: Rules | None = None,
         seed: int = 0,
         dynamic_shapes: bool = False,
+        batched_weight_gradients: bool = False,
         config: Mapping[str, object] | None = None,
         watchdog: float | None = 60.0,
         timeout: float = 1800.0,
@@ -107,7 +110,9 @@ class Pipeline:
         self._progress = Progress()
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
-        self._request = Request(schedule, microbatches, chunks, layout, tie, seed, config or {})
+        self._batched = batched_weight_gradients
+        settings = {**(config or {}), "batched_weight_gradients": batched_weight_gradients}
+        self._request = Request(schedule, microbatches, chunks, layout, tie, self._split, seed, settings)
         self._assembly = self._assemble(layers)
         self._weights = list(self._assembly.weights.values())
         self._wiring = Wiring(self._peers, self.schedule.routes)
@@ -268,6 +273,7 @@ class Pipeline:
                 on_backward=self._fold,
                 grad_ready=self._grad_ready,
                 progress=self._progress,
+                batched_weight_gradients=self._batched,
             )
         return self._executors[training, count]
 
@@ -301,14 +307,9 @@ class Pipeline:
     ) -> Job:
         if outputs not in (None, "last", "all"):
             raise PipeSwiftError(f'outputs = {outputs!r} is none of "last", "all" and None: use "last", say')
-        if unknown := arguments.keys() - self._assembly.keywords:
-            known = ", ".join(sorted(self._assembly.keywords)) or "none"
-            raise BatchError(
-                f"no layer takes an argument {min(unknown)!r}: arguments that some layer names are {known}"
-            )
+        check_names(arguments, self._assembly.keywords, "step() and evaluate() got")
         count = schedule.num_microbatches
-        sized = next((batch for batch in (inputs, targets) if batch is not None and not isinstance(batch, list)), None)
-        size = None if sized is None else batch_size(sized, "inputs or targets")
+        size = common_size(inputs, targets)
         job = Job(key=mix(self._seed, self.steps), keep_outputs=outputs is not None)
         job.arguments = cut_arguments(arguments, count, self._split, size)
         if 0 in self.stages:
@@ -319,6 +320,7 @@ class Pipeline:
                 raise PipeSwiftError(f"loss = {self._loss!r} is no function: give one of (output, target)")
             parts = cut(targets, count, "targets")
             job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts), scale)
+            job.samples = None if isinstance(targets, list) else [part.samples for part in parts]
         return job
 
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:

@@ -5,7 +5,7 @@ A finder gets the arguments of a call and returns (rule, x, weights), or None to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,16 @@ class Rule(NamedTuple):
     forward: Callable[..., Tensor]
     input: Callable[..., Tensor]  # (gradient of y, x, *weights) -> gradient of x
     weights: Callable[..., Gradients]  # (gradient of y, x, *weights) -> gradients of the weights
+    # Lays the xs, or the gradients of the ys, of several calls together, so that `weights` gives the sum of theirs.
+    join: Callable[[Sequence[Tensor]], Tensor] | None = None
 
 
 def _trained(weight: object) -> bool:
     return isinstance(weight, nn.Parameter) and weight.requires_grad
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors])
 
 
 # Linear: y = x w^T + b.
@@ -45,7 +51,7 @@ def _linear_input(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | No
     return gradient.reshape(-1, gradient.shape[-1]).mm(weight).view(x.shape)
 
 
-_LINEAR = Rule(nn.functional.linear, _linear_input, _linear_weights)
+_LINEAR = Rule(nn.functional.linear, _linear_input, _linear_weights, _rows)
 
 
 # Products of matrices: y = x w, one or a batch.
@@ -76,8 +82,12 @@ def _batch_weights(gradient: Tensor, x: Tensor, weight: Tensor) -> Gradients:
     return (x.transpose(1, 2).bmm(gradient),)
 
 
-_PRODUCT = Rule(torch.matmul, _product_input, _product_weights)
-_BATCH = Rule(torch.bmm, _batch_input, _batch_weights)
+def _batch_rows(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*tensors], dim=1)
+
+
+_PRODUCT = Rule(torch.matmul, _product_input, _product_weights, _rows)
+_BATCH = Rule(torch.bmm, _batch_input, _batch_weights, _batch_rows)
 
 
 # Embedding: nothing for I to do.

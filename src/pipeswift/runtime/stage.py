@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
+from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
 from pipeswift.runtime.seeds import generator_of, mix
@@ -169,6 +169,10 @@ class Stage:
     def weight_gradient(self, segment: int, microbatch: int) -> None:
         """One segment's W: accumulates into the parameters what its I has left."""
         weight_gradients(self._pendings.pop((microbatch, segment)))
+
+    def weight_gradients(self, segment: int, microbatches: Sequence[int]) -> None:
+        """One segment's W of several micro-batches at once, one product for all where the operation allows it."""
+        weight_gradients(joined([left for i in microbatches for left in self._pendings.pop((i, segment))]))
 
     def deferred(self, segment: int, microbatch: int) -> list[Tensor]:
         """What one segment's I has left for W, as the tensors that are kept for it."""

@@ -186,6 +186,8 @@ def _end_of(chain: Sequence[int], states: Sequence[State], ranks: Sequence[Sight
     state = states[rank]
     if rank in chain[:-1]:
         circle = chain[chain.index(rank) :]
+        if len(circle) == 2:
+            return (rank,), f"rank {rank} waits for itself: {state.doing.removeprefix('waits: ')}, which is yet to run"
         return tuple(circle[:-1]), "ranks " + ", which waits for ".join(map(str, circle))
     if state.left:
         return (rank,), f"rank {rank} has closed its pipeline, or its program has ended, while others need it"

@@ -44,12 +44,13 @@ class Wiring:
         """A step starts: senders announce anew, and receivers expect one output per micro-batch of their route."""
         self._idle = False
         for sender in self.senders.values():
-            sender.begin()
+            sender.begin(schedule.num_microbatches)
         for key, receiver in self.receivers.items():
             if key.product is Product.OUTPUT:
                 mine = [i for i, route in enumerate(schedule.route_of) if route == key.route]
                 for microbatch in mine:
-                    receiver.expect(Expected(microbatch, metas=None, first=microbatch == mine[0]))
+                    first = microbatch == mine[0]
+                    receiver.expect(Expected(microbatch, metas=None, first=first, of=schedule.num_microbatches))
 
     def end(self) -> None:
         """A step is over, and this rank has all that it expected."""

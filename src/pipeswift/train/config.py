@@ -70,13 +70,17 @@ class Train(Section):
 
 
 class Pipeline(Section):
-    """chunks: stages per rank, for schedules with a choice. threads: of each rank."""
+    """chunks: stages per rank, for schedules with a choice. threads: of each rank.
+
+    batched_weight_gradients: W that follow each other run as one product; gradients are then equal within rounding.
+    """
 
     pp: PositiveInt = 4
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
     policy: Literal["follow"] = "follow"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    batched_weight_gradients: bool = False
 
 
 class Run(Section):

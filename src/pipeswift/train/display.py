@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeswift.report import summarize
+from pipeswift.report.table import facts
 from pipeswift.train.comparison import Comparison
 from pipeswift.train.metrics import Outcome, Row, Step
 
@@ -96,7 +96,9 @@ def _shares(step: Step) -> str:
 def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
     """Prints the closing table: a step as predicted and as measured, then what the run achieved."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(_side_by_side(comparison))
+    both = {"predicted": comparison.predicted, "measured": comparison.measured}
+    console.print("A late step of median length:")
+    console.print(facts({title: summarize(comparison.schedule, trace) for title, trace in both.items()}))
     console.print(f"The step took {comparison.error:+.1%} against the replay of the durations measured in it.")
     threads, ranks = outcome.threads, outcome.ranks_here
     console.print(
@@ -108,19 +110,6 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
         f"{outcome.tokens_per_second:,.0f} tokens/s; {outcome.seconds:.1f} s of training."
     )
     console.print(f"{folder} has config.toml, metrics.csv, timeline.svg and trace.json (opens in ui.perfetto.dev).")
-
-
-def _side_by_side(comparison: Comparison) -> Table:
-    both = [summarize(comparison.schedule, trace) for trace in (comparison.predicted, comparison.measured)]
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("a late step of median length")
-    table.add_column("predicted", justify="right")
-    table.add_column("measured", justify="right")
-    table.add_row("step time", *(f"{summary.makespan * 1e3:.1f} ms" for summary in both))
-    table.add_row("bubble rate by span", *(f"{summary.bubble_rate_span:.1%}" for summary in both))
-    peaks = (" ".join(f"{peak:g}" for peak in summary.peak_activations[:_SHOWN_RANKS]) for summary in both)
-    table.add_row("peak live activations per rank", *peaks)
-    return table
 
 
 def _count(number: int, noun: str) -> str:

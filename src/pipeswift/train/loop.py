@@ -97,6 +97,7 @@ def build(config: Config, text: data.Text) -> Pipeline:
         mesh=init_mesh(pp=config.pipeline.pp),
         layout=layout(model.blocks, schedule.num_stages),
         seed=config.train.seed,
+        batched_weight_gradients=config.pipeline.batched_weight_gradients,
         config=config.agreement() | {"data": text.fingerprint},
     )
 

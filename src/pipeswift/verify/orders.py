@@ -7,12 +7,12 @@ from typing import SupportsInt
 
 import numpy as np
 
-from pipeswift.ir import Action, Op, Schedule
+from pipeswift.ir import MAKES, Action, Op, Product, Schedule
 from pipeswift.passes import Rows
 from pipeswift.verify.violation import Violation
 
-#: What keeps micro-batch order together: I and B send the gradient over the same boundary.
-_QUEUE_OF_OP = np.array([0, 1, 2, 1])
+#: For each product, the ops that make it: they keep micro-batch order together.
+_MAKERS = tuple([op for op in Op if product in MAKES[op]] for product in Product)
 
 
 def shape(schedule: Schedule) -> Iterator[Violation]:
@@ -91,19 +91,25 @@ def completeness(schedule: Schedule, rows: Rows) -> Iterator[Violation]:
 def micro_batch_order(schedule: Schedule, rows: Rows) -> Iterator[Violation]:
     """On each (stage, route), forwards, gradients and weight gradients each go in ascending micro-batch order.
 
-    So every channel carries its micro-batches in ascending order. The first break of each is reported.
+    So every channel carries its micro-batches in ascending order, and gradients add up in one order whatever the
+    schedule. The first break of each is reported.
     """
     at = np.flatnonzero(exists(schedule, rows))
     at = at[homes(schedule, select(rows, at)) == rows.rank[at]]
-    stage, op, microbatch = rows.stage[at], rows.op[at], rows.microbatch[at]
-    queue = (np.array(schedule.route_of)[microbatch] * schedule.num_stages + stage) * 3 + _QUEUE_OF_OP[op]
-    arranged = np.argsort(queue, kind="stable")
-    queue, microbatch = queue[arranged], microbatch[arranged]
-    back = np.flatnonzero((queue[1:] == queue[:-1]) & (microbatch[1:] < microbatch[:-1]))
-    _, first = np.unique(queue[back], return_index=True)
-    for pair in back[first]:
-        early, late = (action_at(rows, at[arranged[place]]) for place in (pair, pair + 1))
-        rank = int(rows.rank[at[arranged[pair]]])
+    place = np.array(schedule.route_of)[rows.microbatch[at]] * schedule.num_stages + rows.stage[at]
+    pairs: dict[tuple[int, int], None] = {}  # the two rows of each break; two B break two orders
+    for makers in _MAKERS:
+        makes = np.isin(rows.op[at], makers)
+        queue, arranged = place[makes], at[makes]
+        by_place = np.argsort(queue, kind="stable")
+        queue, arranged = queue[by_place], arranged[by_place]
+        microbatch = rows.microbatch[arranged]
+        back = np.flatnonzero((queue[1:] == queue[:-1]) & (microbatch[1:] < microbatch[:-1]))
+        _, first = np.unique(queue[back], return_index=True)
+        pairs |= dict.fromkeys((int(arranged[pair]), int(arranged[pair + 1])) for pair in back[first])
+    for pair in pairs:
+        early, late = (action_at(rows, row) for row in pair)
+        rank = int(rows.rank[pair[0]])
         text = f"rank {rank} runs {late} after {early}: micro-batches of one stage go in ascending order"
         yield Violation(rank, late, "order", text)
 
