@@ -1,5 +1,6 @@
 """Draws the picture of every schedule on the list: docs/schedules/NAME.svg, the same bytes each time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from pipeswift import schedules
@@ -16,6 +17,7 @@ def draw_all(folder: Path = FOLDER) -> None:
     for entry in schedules.entries():
         schedule = schedules.build(entry.name, RANKS, MICROBATCHES)
         costs = Costs.uniform(schedule.num_stages, chunks=schedule.chunks)
+        costs = replace(costs, overlap=3 / schedule.chunks)  # F + B, drawn as one
         trace = replay(schedule, costs)
         gantt.save([trace], folder / f"{entry.name}.svg", format="svg", memory=costs.memory)
 

@@ -21,6 +21,7 @@ COLUMNS = (
     "bubble by span",
     "bubble by makespan",
     "peak activations",
+    "parameters",
     "messages per micro-batch",
     "between",
     "asks for",
@@ -35,6 +36,8 @@ USE_WHEN = {
     "zb-h2": "twice 1F1B's memory is left and the optimizer needs no barrier",
     "zb-v": "1F1B's memory is what you have and F, I and W take about equally long",
     "v-half": "memory is short, F, I and W take about equally long",
+    "dualpipe": "forward and backward woven together hide communication, and two copies of the parameters fit",
+    "dualpipe-v": "likewise, with one copy, on half as many ranks for the same stages",
     "v-min": "memory is what keeps the model from training at all",
     "pipedream": "no time may be idle, and the model learns from gradients that are some updates old",
 }
@@ -59,6 +62,7 @@ def _row(entry: Entry) -> Iterator[str]:
     yield f"{bubble_rate(trace, by='span'):.4f}"
     yield f"{bubble_rate(trace, by='makespan'):.4f}"
     yield f"{peak_memory(trace, costs.memory).max():g}"
+    yield f"{schedule.parameters:g}"
     yield f"{len(transfers(schedule)) / MICROBATCHES:g}"
     yield _between(schedule)
     yield "; ".join(_asks_for(entry, schedule)) or "nothing"

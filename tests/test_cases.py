@@ -107,6 +107,18 @@ CASES: dict[str, tuple[str, str]] = {
         "more micro-batches, out of memory: explained",
         "runtime/test_memory.py::test_measured_bytes_are_the_simulated_ones",
     ),
+    # DualPipe
+    "18.2": ("B means two things", "schedules/test_dualpipe.py::test_the_formulas_say_b_for_two_things"),
+    "18.4": (
+        "why p+1, and twice what",
+        "schedules/test_dualpipe.py::test_every_rank_holds_one_activation_more_than_there_are_ranks",
+    ),
+    "18.5": ("is it better than interleaving?", "schedules/test_dualpipe.py::test_is_it_better_than_interleaving"),
+    "18.6": (
+        "one rank",
+        "schedules/test_dualpipe_v.py::test_every_shape_is_valid_within_the_memory_it_claims",
+    ),
+    "18.7": ("is the overlap real?", "test_docs.py::test_the_page_says_whether_the_overlap_is_real"),
 }
 
 

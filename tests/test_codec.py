@@ -29,9 +29,12 @@ def test_a_csv_has_a_row_per_rank_and_a_cell_per_action():
 @pytest.mark.parametrize("found", entries(), ids=lambda found: found.name)
 def test_every_generator_survives_both_forms(found):
     for p, m in ((1, 3), (2, 4), (4, 8)):
+        if not all(rule.holds(p, m) for rule in found.rules):
+            continue
         schedule = build(found.name, p, m)
         assert from_json(to_json(schedule)) == schedule
-        assert from_csv(to_csv(schedule), name=schedule.name) == replace(schedule, options={})
+        if len(schedule.routes) == 1:
+            assert from_csv(to_csv(schedule), name=schedule.name) == replace(schedule, options={})
 
 
 def test_empty_cells_and_spaces_mean_nothing():
@@ -175,7 +178,8 @@ def test_the_csv_is_torchs():
         return _Action(entry.stage, _ComputationType(entry.op.name), entry.microbatch)
 
     overlapping = from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0I1,0W1")
-    for schedule in (*(build(found.name, 2, 4) for found in entries()), split_backward(gpipe(2, 2)), overlapping):
+    ours = [build(found.name, 2, 4) for found in entries()]
+    for schedule in (*(one for one in ours if len(one.routes) == 1), split_backward(gpipe(2, 2)), overlapping):
         written = io.StringIO()
         csv.writer(written).writerows([theirs(entry) for entry in order] for order in schedule.orders)
         assert written.getvalue().replace("\r\n", "\n") == to_csv(schedule)

@@ -24,6 +24,11 @@ def test_every_schedule_has_a_page_with_its_picture(name):
     assert (DOCS / "schedules" / f"{name}.svg").exists()
 
 
+@pytest.mark.parametrize("name", ["dualpipe"])
+def test_the_page_says_whether_the_overlap_is_real(name):
+    assert "**Is the overlap real?**" in (DOCS / "schedules" / f"{name}.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):

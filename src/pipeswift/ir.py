@@ -7,6 +7,7 @@ runtime all read these two tables, so there is one answer to the question "what 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -257,6 +258,13 @@ class Schedule:
         """The most stages that one rank holds on one route."""
         return max(int(np.bincount(route).max()) for route in self.routes)
 
+    @cached_property
+    def parameters(self) -> float:
+        """The most parameters that one rank holds, if all stages are equal; 1 is a p-th of the model."""
+        held = {(rank, stage) for route in self.routes for stage, rank in enumerate(route)}
+        most = max(Counter(rank for rank, _ in held).values())
+        return most * self.num_ranks / self.num_stages
+
     def rank_of(self, stage: int, microbatch: int) -> int:
         return self.routes[self.route_of[microbatch]][stage]
 
@@ -270,6 +278,11 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether any backward is split into I and W."""
         return any(np.isin(order.rows[:, 1], (Op.I, Op.W)).any() for order in self.orders)
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether any entry is an Overlap."""
+        return any(len(order.joined) for order in self.orders)
 
     @cached_property
     def forward_only(self) -> bool:

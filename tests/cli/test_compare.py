@@ -8,8 +8,8 @@ def test_schedules_side_by_side(pipeswift):
     code, out, err = pipeswift("compare", "gpipe", "1f1b", "interleaved-1f1b", "--pp", 4, "--microbatches", 8)
     assert (code, err) == (0, "")
     found = rows(out)
-    assert found["gpipe"] == "33 s 33 s 27.27 % 27.27 % 8 8 8 8"
-    assert found["1f1b"] == "33 s 33 s 27.27 % 27.27 % 4 3 2 1"
+    assert found["gpipe"] == "33 s 33 s 27.27 % 27.27 % 8 8 8 8 x 1"
+    assert found["1f1b"] == "33 s 33 s 27.27 % 27.27 % 4 3 2 1 x 1"
     assert found["interleaved-1f1b"].startswith("28.5 s ")
 
 
@@ -23,7 +23,7 @@ def test_a_schedule_that_does_not_suit_says_why_and_the_others_stay(pipeswift):
     code, out, _ = pipeswift("compare", "1f1b", "interleaved-1f1b", "--pp", 4, "--microbatches", 6)
     assert code == 0
     assert rows(out)["1f1b"].startswith("27 s ")
-    assert rows(out)["interleaved-1f1b"] == "- - - - -"
+    assert rows(out)["interleaved-1f1b"] == "- - - - - -"
     assert "needs a number of micro-batches that is a multiple of --pp" in out
 
 

@@ -2,7 +2,7 @@ from pipeswift import schedules
 
 
 def test_every_schedule_is_listed_with_what_it_costs_and_needs(pipeswift, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "400")
     code, out, _ = pipeswift("schedules")
     assert code == 0
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}

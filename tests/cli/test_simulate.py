@@ -16,6 +16,7 @@ KEYS = [
     "bubble_rate_span",
     "bubble_rate_makespan",
     "peak_activations",
+    "parameters",
 ]
 
 
@@ -45,6 +46,7 @@ def test_a_picture_and_a_table(pipeswift):
         " bubble by span              33.33 %",
         " bubble by makespan          33.33 %",
         " peak activations per rank     3 2 1",
+        " parameters                      x 1",
     ]
 
 
@@ -67,6 +69,14 @@ def test_a_chunk_takes_its_share_of_time_and_memory(figures):
     found = figures("interleaved-1f1b", *SIZE, "--chunks", 2)
     assert found["makespan"] == 8 * 3 + 3 * 3 / 2
     assert found["peak_activations"] == [5.5, 4.5, 3.5, 2.5]
+
+
+def test_what_a_woven_pair_costs(figures):
+    size = ("--pp", 8, "--microbatches", 20)
+    assert figures("dualpipe", *size)["makespan"] == figures("dualpipe", *size, "--overlap-cost", 3)["makespan"] == 66
+    assert figures("dualpipe", *size, "--overlap-cost", 2)["makespan"] == 52
+    assert figures("dualpipe-v", *size, "--overlap-cost", 2)["makespan"] == 52  # on as many ranks, chunks half as long
+    assert [figures(name, *size)["parameters"] for name in ("1f1b", "dualpipe", "dualpipe-v")] == [1, 2, 1]
 
 
 # Qi et al. 2024, tables 5 and 9: model, m, F, I, W, communication, bubble rate of 1F1B and of interleaved 1F1B.

@@ -9,7 +9,7 @@ from pipeswift.cost import Costs
 from pipeswift.report import gantt
 from pipeswift.simulate import replay
 from pipeswift.trace import EmptyTrace
-from tests.report.timelines import SHORT, timeline
+from tests.report.timelines import SHORT, WOVEN, timeline
 
 SCHEDULE = schedules.build("interleaved-1f1b", 2, 4)
 COSTS = Costs.uniform(4, chunks=2)
@@ -38,6 +38,19 @@ def test_bars_lie_where_the_spans_are():
     boxes = [path.get_extents() for path in bars.get_paths()]
     assert [(box.x0, box.x1) for box in boxes] == [(0, 0.5), (2, 3), (0.5, 1), (1, 2)]
     assert [int(box.y0) for box in boxes] == [0, 0, 1, 1]
+
+
+def test_woven_passes_share_the_height_of_the_row():
+    figure = gantt.figure([WOVEN])
+    (bars,) = figure.axes[0].collections
+    boxes = [path.get_extents() for path in bars.get_paths()]
+    assert [(box.x0, box.x1, box.y0, box.y1) for box in boxes] == [
+        (0, 3, 0.06, 0.5),
+        (0, 3, 0.5, 0.94),
+        (0, 1, 1.06, 1.94),
+        (1, 3, 1.06, 1.94),
+    ]
+    assert texts(figure) == ["1", "0", "1", "0"]
 
 
 def test_several_traces_share_the_time_axis_rank_by_rank():

@@ -10,7 +10,7 @@ from pipeswift.cost import Costs, activations
 from pipeswift.report import perfetto
 from pipeswift.simulate import replay
 from pipeswift.trace import POINT_TO_POINT, Counter
-from tests.report.timelines import SHORT, timeline
+from tests.report.timelines import SHORT, WOVEN, timeline
 
 
 def written(*traces, memory=None):
@@ -42,6 +42,18 @@ def test_each_rank_is_a_process_and_each_lane_a_thread():
     assert names == {0: "short rank 0", 1: "short rank 1", 2: "wire rank 0"}
     threads = [(e["pid"], e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
     assert threads == [(0, 0, "compute"), (1, 0, "compute"), (2, 2, "point-to-point")]
+
+
+def test_a_woven_pass_has_a_thread_beside_the_first():
+    events = written(WOVEN)
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {(0, 0): "compute", (0, 3): "compute, beside it", (1, 0): "compute"}
+    assert [(e["name"], e["pid"], e["tid"], e["dur"]) for e in only(events, "X")] == [
+        ("F1", 0, 0, 3e6),
+        ("B0", 0, 3, 3e6),
+        ("F1", 1, 0, 1e6),
+        ("B0", 1, 0, 2e6),
+    ]
 
 
 def test_counters_are_counter_events():

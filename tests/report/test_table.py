@@ -28,12 +28,12 @@ def test_one_column_needs_no_heading():
 
 def test_peaks_of_many_ranks_are_a_range():
     many = Summary("1f1b", 64, 128, 1, 1.0, 1.0, 0.0, 0.0, tuple(float(64 - rank) for rank in range(64)))
-    assert text(facts({"": many}))[-1][-3:] == ["1", "to", "64"]
-    assert text(facts({"": SUMMARY}))[-1][-4:] == ["4", "3", "2", "1.5"]
+    assert text(facts({"": many}))[-2][-3:] == ["1", "to", "64"]
+    assert text(facts({"": SUMMARY}))[-2][-4:] == ["4", "3", "2", "1.5"]
 
 
 def test_a_schedule_without_figures_says_why_below():
     lines = text(comparison({"1f1b": SUMMARY, "other": "other needs [red] p"}))
     assert lines[2][:3] == ["1f1b", "33", "s"]
-    assert lines[3] == ["other", "-", "-", "-", "-", "-"]
+    assert lines[3] == ["other", "-", "-", "-", "-", "-", "-"]
     assert lines[-1] == ["-", "other", "needs", "[red]", "p"]

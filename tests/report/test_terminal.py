@@ -8,7 +8,7 @@ from pipeswift.cost import Costs
 from pipeswift.report.terminal import draw, picture
 from pipeswift.simulate import replay
 from pipeswift.trace import EmptyTrace
-from tests.report.timelines import SHORT, timeline
+from tests.report.timelines import SHORT, WOVEN, timeline
 
 
 def simulated(name, p, m, chunks=1, **seconds):
@@ -69,6 +69,26 @@ def test_times_without_a_common_grid_are_scaled_to_the_width():
 def test_where_only_a_letter_fits_later_chunks_are_in_lower_case():
     trace = timeline((0, "0F0", 0, 1), (0, "1F0", 1, 2), (0, "1B0", 2, 3), (0, "0B0", 3, 4))
     assert draw(trace, width=8) == "F-f-b-B-"
+
+
+def test_woven_passes_share_a_bar():
+    assert draw(WOVEN) == figure("""
+        F1&B0---
+        F1 B0---
+    """)
+    short = timeline((0, "0F1", 0, 1), (0, "0B0", 0, 1), (0, "0F2", 1, 2))
+    assert draw(short) == "F1&B0 F2"
+
+
+def test_woven_passes_on_a_small_scale():
+    assert draw(WOVEN, width=7).splitlines()[0] == "F1&B0--"
+    assert draw(WOVEN, width=4).splitlines()[0] == "FB--"
+    assert draw(WOVEN, width=1).splitlines()[0] == "&"
+
+
+def test_woven_passes_keep_their_colours():
+    backgrounds = {span.style for span in picture(WOVEN.only(WOVEN.rank == 0)).spans if " on " in str(span.style)}
+    assert len(backgrounds) == 2
 
 
 def test_a_pass_too_short_for_a_column_is_left_out():

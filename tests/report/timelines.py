@@ -27,5 +27,8 @@ def timeline(*spans, name="", counters=(), lane=COMPUTE):
     )
 
 
+#: A forward and a backward woven into each other on rank 0, and one after the other on rank 1.
+WOVEN = timeline((0, "0F1", 0, 3), (0, "0B0", 0, 3), (1, "1F1", 0, 1), (1, "1B0", 1, 3), name="woven")
+
 #: Two ranks, one micro-batch: B takes two of the time units that start at 10 and last 0.5.
 SHORT = timeline((0, "0F0", 10, 10.5), (0, "0B0", 12, 13), (1, "1F0", 10.5, 11), (1, "1B0", 11, 12), name="short")

@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pipeswift.ir import Action, Op, Schedule
+from pipeswift.ir import Action, Op, Overlap, Schedule, parts
 from pipeswift.schedules import Times
 
 Spans = dict[Action, tuple[float, float]]
 
 
 def timeline(schedule: Schedule, F: float = 1, B: float = 1, I: float = 1, W: float = 1) -> Spans:  # noqa: E741
-    """(start, end) of every action of a one-route schedule, as soon as possible, free communication."""
+    """(start, end) of every action, as soon as possible, free communication; the parts of an Overlap in turn."""
     seconds = {Op.F: F, Op.I: I, Op.W: W, Op.B: B}
     times: Spans = {}
-    queues = [list(order.actions())[::-1] for order in schedule.orders]
+    queues = [list(order)[::-1] for order in schedule.orders]
     clock = [0.0] * schedule.num_ranks
     while any(queues):
         for rank, queue in enumerate(queues):
-            while queue and all(need in times for need in _before(queue[-1], schedule.num_stages)):
-                action = queue.pop()
-                needs = (times[need][1] for need in _before(action, schedule.num_stages))
-                start = max([clock[rank], *needs])
-                clock[rank] = start + seconds[action.op]
-                times[action] = start, clock[rank]
+            while queue and None not in (ends := [_end(times, need) for need in _before(queue[-1], schedule)]):
+                clock[rank] = max([clock[rank], *(end for end in ends if end is not None)])
+                for action in parts(queue.pop()):
+                    start, clock[rank] = clock[rank], clock[rank] + seconds[action.op]
+                    times[action] = start, clock[rank]
     return times
 
 
-def _before(action: Action, stages: int) -> list[Action]:
-    stage, op, i = action
-    if op is Op.F:
-        return [Action(stage - 1, Op.F, i)] if stage else []
-    if op is Op.W:
-        return [Action(stage, Op.I, i)]
-    return [Action(stage, Op.F, i)] + ([Action(stage + 1, op, i)] if stage + 1 < stages else [])
+def _before(entry: Action | Overlap, schedule: Schedule) -> Iterator[tuple[Action, ...]]:
+    """What has to end before it starts, each need as the actions that would do."""
+    for stage, op, i in parts(entry):
+        if op is Op.W:
+            yield (Action(stage, Op.I, i),)
+        elif op is not Op.F:
+            yield (Action(stage, Op.F, i),)
+            if stage + 1 < schedule.num_stages:
+                yield Action(stage + 1, Op.B, i), Action(stage + 1, Op.I, i)
+        elif stage:
+            yield (Action(stage - 1, Op.F, i),)
+
+
+def _end(times: Spans, need: tuple[Action, ...]) -> float | None:
+    return next((times[action][1] for action in need if action in times), None)
 
 
 def draw(schedule: Schedule) -> str:
-    """The timeline with every pass of length 1; chunks after the first in small letters."""
+    """The timeline with every pass of length 1; later chunks, and the second route, in small letters."""
     times = timeline(schedule)
     width = int(max(end for _, end in times.values()))
     lines = []
     for rank, order in enumerate(schedule.orders):
-        cells = [".."] * width
-        for action in order.actions():
-            letter = "FIWB"[action.op] if action.stage < schedule.num_ranks else "fiwb"[action.op]
-            cells[int(times[action][0])] = f"{letter}{action.microbatch}"
-        lines.append(f"rank {rank}  {' '.join(cells)}")
+        cells = [".. "] * width
+        for entry in order:
+            for action in parts(entry):
+                first = action.stage < schedule.num_ranks and schedule.route_of[action.microbatch] == 0
+                after = "&" if isinstance(entry, Overlap) and action is entry.first else " "
+                letter = ("FIWB" if first else "fiwb")[action.op]
+                cells[int(times[action][0])] = f"{letter}{action.microbatch}{after}"
+        lines.append(f"rank {rank}  {''.join(cells)}".rstrip())
     return "\n".join(lines)
 
 

@@ -31,6 +31,8 @@ def test_the_list():
         "v-half",
         "v-min",
         "pipedream",
+        "dualpipe",
+        "dualpipe-v",
     ]
     assert all(found.paper and found.summary.endswith(".") for found in entries())
 
@@ -72,7 +74,7 @@ def test_chunks_have_a_default():
         (
             ("1f1", 4, 8),
             "there is no schedule '1f1'. Did you mean 1f1b? The schedules are naive, gpipe, 1f1b, interleaved-1f1b, "
-            "zb-h1, zb-h2, zb-v, v-half, v-min, pipedream.",
+            "zb-h1, zb-h2, zb-v, v-half, v-min, pipedream, dualpipe, dualpipe-v.",
         ),
         (("gpipe", 4, 0), "--microbatches must be at least 1: got --microbatches 0. Use 1 or more."),
         (("gpipe", 0, 4), "--pp must be at least 1: got --pp 0. Use 1 or more."),

@@ -22,13 +22,14 @@ def compare(
     input_gradient: options.InputGradient = 1.0,
     weight_gradient: options.WeightGradient = 1.0,
     comm: options.Comm = 0.0,
+    overlap_cost: options.OverlapCost = None,
 ) -> None:
     """Simulate schedules side by side; one that these numbers do not suit says why in its row."""
 
     def row(name: str) -> Summary | str:
         try:
             schedule = source.get(name, pp, microbatches, chunks if _takes_chunks(name) else None)
-            costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm)
+            costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm, overlap_cost)
             return summarize(schedule, replay(schedule, costs))
         except PipeSwiftError as error:
             return str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -45,6 +46,12 @@ Forward = Annotated[float, _seconds("-F", "Forward of one micro-batch on one ran
 InputGradient = Annotated[float, _seconds("-I", "Backward for the input's gradient, likewise.")]
 WeightGradient = Annotated[float, _seconds("-W", "Backward for the weights' gradient, likewise; B is I + W.")]
 Comm = Annotated[float, _seconds("--comm", "How long a message is under way from rank to rank.", low=0)]
+OverlapCost = Annotated[
+    float | None,
+    _seconds(
+        "--overlap-cost", "A forward and a backward woven into each other, likewise; without it they take their sum."
+    ),
+]
 MemoryLimit = Annotated[
     float | None,
     typer.Option(
@@ -56,8 +63,16 @@ MemoryLimit = Annotated[
 ]
 
 
-def uniform(schedule: Schedule, forward: float, input_gradient: float, weight_gradient: float, comm: float) -> Costs:
-    """The costs that -F, -I, -W and --comm stand for."""
-    return Costs.uniform(
+def uniform(
+    schedule: Schedule,
+    forward: float,
+    input_gradient: float,
+    weight_gradient: float,
+    comm: float,
+    overlap_cost: float | None = None,
+) -> Costs:
+    """The costs that -F, -I, -W, --comm and --overlap-cost stand for."""
+    costs = Costs.uniform(
         schedule.num_stages, F=forward, I=input_gradient, W=weight_gradient, chunks=schedule.chunks, comm=comm
     )
+    return costs if overlap_cost is None else replace(costs, overlap=overlap_cost / schedule.chunks)

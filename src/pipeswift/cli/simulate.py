@@ -64,6 +64,7 @@ def simulate(
     input_gradient: options.InputGradient = 1.0,
     weight_gradient: options.WeightGradient = 1.0,
     comm: options.Comm = 0.0,
+    overlap_cost: options.OverlapCost = None,
     memory_limit: options.MemoryLimit = None,
     channel_bandwidth: Bandwidth = None,
     boundary_bytes: BoundaryBytes = None,
@@ -78,7 +79,7 @@ def simulate(
     wanted = {setting: target for setting, target in targets.items() if target is not None}
     _check_targets(wanted)
     schedule = source.get(name, pp, microbatches, chunks)
-    costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm)
+    costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm, overlap_cost)
     costs = _with_channels(costs, channel_bandwidth, boundary_bytes)
     run = Run(schedule, costs, replay(schedule, costs))
     if memory_limit is not None:

@@ -1,4 +1,7 @@
-"""The Gantt picture: a bar per pass, a row per rank; several timelines rank by rank on one time axis."""
+"""The Gantt picture: a bar per pass, a row per rank; several timelines rank by rank on one time axis.
+
+Passes that share their time, woven into each other, share the height of the row.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from pipeswift.report.palette import HUES, IDLE, chunk_of, ink, shade
+from pipeswift.report.palette import HUES, IDLE, chunk_of, ink, shade, shares_time
 from pipeswift.trace import COMPUTE, Trace, bubble_rate, makespan, memory_curve
 
 _STYLE: dict[Any, Any] = {
@@ -131,19 +134,29 @@ def _bars(axes: Axes, trace: Trace, tops: np.ndarray, scale: float, chunks: int,
     width = (end - start) * points_per_unit
     for y in tops[: trace.num_ranks]:
         axes.axhspan(y + 0.06, y + 0.94, color=IDLE, linewidth=0, zorder=0)
-    corners = np.stack([[start, top + 0.06], [end, top + 0.06], [end, top + 0.94], [start, top + 0.94]])
+    upper, lower = _heights(trace, top)
+    corners = np.stack([[start, upper], [end, upper], [end, lower], [start, lower]])
     corners = np.moveaxis(corners, 2, 0)
     shades = [[shade(hue, index, chunks) for index in range(chunks)] for hue in HUES]
     colours = [shades[op][index] for op, index in zip(trace.op.tolist(), chunk.tolist(), strict=True)]
     edge = 0.6 if np.median(width) > 4 else 0.0
     axes.add_collection(PolyCollection(list(corners), facecolors=colours, edgecolors="white", linewidths=edge))
 
-    size = min(8.0, 72 * layout.row * 0.55)
+    # What fits into a bar of the row's height is set a little smaller in one of half of it.
+    size = np.minimum(8.0, 72 * layout.row * np.where(lower - upper > 0.5, 0.55, 0.4))
     label = trace.microbatch.astype(str)
-    fits = np.flatnonzero(width > np.char.str_len(label) * 0.62 * size + 2.5) if size >= 4 else ()
-    for i in fits:
-        x, y = (start[i] + end[i]) / 2, top[i] + 0.52
-        axes.text(x, y, label[i], size=size, color=ink(colours[i]), ha="center", va="center_baseline")
+    for i in np.flatnonzero((width > np.char.str_len(label) * 0.62 * size + 2.5) & (size >= 4)):
+        x, y = (start[i] + end[i]) / 2, (upper[i] + lower[i]) / 2 + 0.02
+        axes.text(x, y, label[i], size=size[i], color=ink(colours[i]), ha="center", va="center_baseline")
+
+
+def _heights(trace: Trace, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(upper, lower edge) of each span's bar: the row, or, of spans that share their time, a half of it each."""
+    second = shares_time(trace)
+    first = np.zeros_like(second)
+    for mine in (np.flatnonzero(trace.rank == rank) for rank in np.unique(trace.rank[second])):
+        first[mine[:-1]] = ~second[mine[:-1]] & second[mine[1:]]
+    return top + np.where(second, 0.5, 0.06), top + np.where(first, 0.5, 0.94)
 
 
 def _rank_names(axes: Axes, traces: Sequence[Trace], tops: np.ndarray, layout: _Layout) -> None:

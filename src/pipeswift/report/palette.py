@@ -1,4 +1,4 @@
-"""The colour of a span: hue by op, shade by chunk; the same in terminal and picture."""
+"""How a span looks: hue by op, shade by chunk, and whether it shares its time; the same in terminal and picture."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def chunk_of(trace: Trace) -> np.ndarray:
     places, of_span = np.unique(trace.rank.astype(np.int64) * num_stages + trace.stage, return_inverse=True)
     ranks = places // num_stages
     return (np.arange(len(places)) - np.searchsorted(ranks, ranks))[of_span]
+
+
+def shares_time(trace: Trace) -> np.ndarray:
+    """For each span, whether an earlier one of its rank and lane has not ended when it starts; bool, shape (spans,).
+
+    So the second part of an Overlap that is given a time of its own.
+    """
+    shared = np.zeros(len(trace), dtype=np.bool_)
+    place = trace.rank.astype(np.int64) * (int(trace.lane.max(initial=0)) + 1) + trace.lane
+    arranged = np.argsort(place, kind="stable")
+    for mine in np.split(arranged, np.flatnonzero(np.diff(place[arranged])) + 1):
+        shared[mine[1:]] = trace.start[mine[1:]] < np.maximum.accumulate(trace.end[mine])[:-1]
+    return shared
 
 
 def shade(hue: str, chunk: int, chunks: int) -> str:

@@ -1,6 +1,7 @@
 """Timelines in Chrome's trace format: JSON that opens in Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-A process per trace and rank, a thread per lane, a complete event per span, a counter track per counter.
+A process per trace and rank, a thread per lane, a complete event per span, a counter track per counter. A span that
+starts before an earlier one of its lane has ended goes to a second thread of the lane, so that neither hides the other.
 Format: "Trace Event Format", Google, events "X", "C" and "M"; times in microseconds from each trace's first start.
 """
 
@@ -13,6 +14,7 @@ from typing import IO
 
 import numpy as np
 
+from pipeswift.report.palette import shares_time
 from pipeswift.trace import LANES, Trace, memory_curve
 
 
@@ -34,7 +36,8 @@ def write(traces: Sequence[Trace], file: IO[str], memory: np.ndarray | None = No
 
 def _events(trace: Trace, process: int, memory: np.ndarray | None) -> Iterator[str]:
     origin = float(trace.start.min(initial=np.inf)) if len(trace) else 0.0
-    yield from chain(_names(trace, process), _spans(trace, process, origin))
+    threads = trace.lane + len(LANES) * shares_time(trace)
+    yield from chain(_names(trace, process, threads), _spans(trace, process, threads, origin))
     for counter in trace.counters:
         yield from _counter(counter.name, process + counter.rank, counter.time - origin, counter.value)
     if memory is None:
@@ -44,25 +47,27 @@ def _events(trace: Trace, process: int, memory: np.ndarray | None) -> Iterator[s
         yield from _counter("live activations", process + rank, times - origin, levels.round(9))
 
 
-def _names(trace: Trace, process: int) -> Iterator[str]:
+def _names(trace: Trace, process: int, threads: np.ndarray) -> Iterator[str]:
     title = f"{trace.name} rank" if trace.name else "rank"
     for rank in range(trace.num_ranks):
         pid = process + rank
         yield _metadata("process_name", pid, {"name": f"{title} {rank}"})
         yield _metadata("process_sort_index", pid, {"sort_index": pid})
-        for lane in np.unique(trace.lane[trace.rank == rank]).tolist():
-            yield _metadata("thread_name", pid, {"name": LANES[lane]}, tid=lane)
+        for thread in np.unique(threads[trace.rank == rank]).tolist():
+            beside, lane = divmod(thread, len(LANES))
+            name = f"{LANES[lane]}, beside it" if beside else LANES[lane]
+            yield _metadata("thread_name", pid, {"name": name}, tid=thread)
 
 
 def _metadata(name: str, pid: int, args: dict[str, object], tid: int = 0) -> str:
     return json.dumps({"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}, separators=(",", ":"))
 
 
-def _spans(trace: Trace, process: int, origin: float) -> Iterator[str]:
+def _spans(trace: Trace, process: int, threads: np.ndarray, origin: float) -> Iterator[str]:
     # Rounded to nanoseconds before subtracting, so that a span never reaches into the one that follows it.
     start = np.rint((trace.start - origin) * 1e9)
     length = np.rint((trace.end - origin) * 1e9) - start
-    columns = (trace.rank + process, trace.lane, trace.op, trace.stage, trace.microbatch, start / 1e3, length / 1e3)
+    columns = (trace.rank + process, threads, trace.op, trace.stage, trace.microbatch, start / 1e3, length / 1e3)
     for pid, tid, op, stage, microbatch, ts, dur in zip(*(column.tolist() for column in columns), strict=True):
         name = f"{'FIWB'[op]}{microbatch}"
         yield (

@@ -14,7 +14,8 @@ class Summary:
     """What people compare; the field names are those of the JSON that `pipeswift simulate` writes.
 
     makespan, longest_span: seconds. bubble_rate_*: between 0 and 1. peak_activations: per rank, in units of one
-    rank's share of the model for one micro-batch.
+    rank's share of the model for one micro-batch. parameters: on the rank with the most, in such shares; 2 where every
+    stage is on two ranks.
     """
 
     schedule: str
@@ -26,6 +27,7 @@ class Summary:
     bubble_rate_span: float
     bubble_rate_makespan: float
     peak_activations: tuple[float, ...]
+    parameters: float = 1.0
 
 
 def summarize(schedule: Schedule, trace: Trace) -> Summary:
@@ -44,4 +46,5 @@ def summarize(schedule: Schedule, trace: Trace) -> Summary:
         bubble_rate_span=bubble_rate(trace, by="span"),
         bubble_rate_makespan=bubble_rate(trace, by="makespan"),
         peak_activations=tuple(round(peak, 9) for peak in peaks.tolist()),  # thirds of a unit add up to whole units
+        parameters=schedule.parameters,
     )

@@ -54,4 +54,5 @@ _FACTS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("bubble by span", lambda summary: _share(summary.bubble_rate_span)),
     ("bubble by makespan", lambda summary: _share(summary.bubble_rate_makespan)),
     ("peak activations per rank", lambda summary: _activations(summary.peak_activations)),
+    ("parameters", lambda summary: f"x {summary.parameters:g}"),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeswift.report.palette import HUES, chunk_of, ink, shade
+from pipeswift.report.palette import HUES, chunk_of, ink, shade, shares_time
 from pipeswift.trace import COMPUTE, Trace, makespan
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ class Piece(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One pass on the grid: columns first to last (exclusive)."""
+    """What stands in columns first to last (exclusive): one pass, or those that share the time, as its pieces."""
 
     first: int
     last: int
-    label: str
-    op: int
-    chunk: int
+    pieces: tuple[Piece, ...]  # text: the whole label
+
+    @property
+    def label(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
 
 
 def draw(trace: Trace, width: int = 160) -> str:
@@ -40,7 +43,7 @@ def draw(trace: Trace, width: int = 160) -> str:
     When starts and ends fall on a grid that fits into `width` characters, a cell is one tick of that grid: "F0" is
     micro-batch 0's forward, dashes carry on a pass longer than a tick, dots are idle. Otherwise time is scaled to
     `width` characters. Ranks with several stages show the stage: "2F5". Where only a letter fits, those of a rank's
-    later stages are in lower case.
+    later stages are in lower case. Passes that share the time, woven into each other, share a bar: "F4&B1---".
 
         F0 F1 .. .. B0--- .. B1---
         .. F0 B0--- F1 B1--- .. ..
@@ -75,17 +78,37 @@ def rows(trace: Trace, width: int) -> Iterator[list[Piece]]:
     trace = trace.only(trace.lane == COMPUTE)
     chunk = chunk_of(trace)
     named = _labels(trace, show_stage=bool(chunk.any()))
-    cell = max(map(len, named), default=1)
     tick = _tick(np.concatenate([trace.start, trace.end])) or total or 1.0
-    exact = total / tick * (cell + 1) <= width
-    columns = max(round(total / tick), 1) if exact else width
-    unit = tick if exact else total / width
+    bars = _bars(trace, origin, tick, list(map(Piece, named, trace.op.tolist(), chunk.tolist())))
+    cell = max((_cell(bar) for mine in bars for bar in mine), default=1)
+    if total / tick * (cell + 1) <= width:
+        columns = max(round(total / tick), 1)
+        return (_cells(mine, columns, cell) for mine in bars)
+    bars = _bars(trace, origin, total / width, list(map(Piece, named, trace.op.tolist(), chunk.tolist())))
+    return (_scaled(mine, width) for mine in bars)
+
+
+def _bars(trace: Trace, origin: float, unit: float, pieces: list[Piece]) -> list[list[Bar]]:
+    """Each rank's bars on a grid of `unit` seconds; passes that overlap in time become one."""
     bars: list[list[Bar]] = [[] for _ in range(trace.num_ranks)]
     edges = np.rint((np.stack([trace.start, trace.end]) - origin) / unit).astype(int).tolist()
-    for rank, *bar in zip(trace.rank.tolist(), *edges, named, trace.op.tolist(), chunk.tolist(), strict=True):
-        bars[rank].append(Bar(*bar))
-    fill = _cells if exact else _scaled
-    return (fill(mine, columns, cell) for mine in bars)
+    for rank, first, last, shared, piece in zip(
+        trace.rank.tolist(), *edges, shares_time(trace).tolist(), pieces, strict=True
+    ):
+        mine = bars[rank]
+        if shared and mine:
+            before = mine.pop()
+            with_it = Piece(f"&{piece.text}", piece.op, piece.chunk)
+            mine.append(Bar(before.first, max(before.last, last), (*before.pieces, with_it)))
+        else:
+            mine.append(Bar(first, last, (piece,)))
+    return bars
+
+
+def _cell(bar: Bar) -> int:
+    """Characters that a tick needs for the bar's label; that of a single pass is to fit into one tick."""
+    ticks = bar.last - bar.first if len(bar.pieces) > 1 else 1
+    return ceil((len(bar.label) + 1) / max(ticks, 1)) - 1
 
 
 def _cells(bars: list[Bar], columns: int, cell: int) -> list[Piece]:
@@ -93,30 +116,43 @@ def _cells(bars: list[Bar], columns: int, cell: int) -> list[Piece]:
     row: list[Piece] = []
     now = 0
     idle = Piece("." * cell + " ")
-    for first, last, label, op, chunk in bars:
+    for first, last, pieces in bars:
         first = max(first, now)
         if last <= first:
             continue
         row += [idle] * (first - now)
-        dashes = (cell + 1) * (last - first - 1)
-        row += [Piece((label.ljust(cell, "-") + "-" * dashes) if dashes else label.ljust(cell), op, chunk), Piece(" ")]
+        row += [*_filled(pieces, (cell + 1) * (last - first) - 1, "-" if last - first > 1 else " "), Piece(" ")]
         now = last
     return row + [idle] * (columns - now)
 
 
-def _scaled(bars: list[Bar], columns: int, _cell: int) -> list[Piece]:
+def _scaled(bars: list[Bar], columns: int) -> list[Piece]:
     """One character per column; a label where it leaves room for a dash, else the op's letter."""
     row: list[Piece] = []
     now = 0
-    for first, last, label, op, chunk in bars:
-        first = max(first, now)
+    for bar in bars:
+        first, last = max(bar.first, now), bar.last
         if last <= first:
             continue
         row.append(Piece("." * (first - now)))
-        letter = "fiwb"[op] if chunk else "FIWB"[op]
-        row.append(Piece((label if len(label) < last - first else letter).ljust(last - first, "-"), op, chunk))
+        room = last - first
+        pieces = bar.pieces if len(bar.label) < room else _letters(bar.pieces, room)
+        row += _filled(pieces, room, "-")
         now = last
     return [*row, Piece("." * (columns - now))]
+
+
+def _filled(pieces: Sequence[Piece], room: int, filler: str) -> list[Piece]:
+    """The pieces on `room` characters, the last one carried on to the end."""
+    *before, last = pieces
+    return [*before, last._replace(text=last.text.ljust(room - sum(len(piece.text) for piece in before), filler))]
+
+
+def _letters(pieces: Sequence[Piece], room: int) -> Sequence[Piece]:
+    """A letter for each of the pieces; where there is no room for that, one sign that several passes are there."""
+    if room < len(pieces):
+        return [pieces[0]._replace(text="&")]
+    return [piece._replace(text=("fiwb" if piece.chunk else "FIWB")[piece.op]) for piece in pieces]
 
 
 def _labels(trace: Trace, show_stage: bool) -> list[str]:

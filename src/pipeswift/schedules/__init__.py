@@ -12,6 +12,8 @@ from pipeswift.schedules.zb_v import zb_v
 from pipeswift.schedules.v_half import v_half
 from pipeswift.schedules.v_min import v_min
 from pipeswift.schedules.pipedream import pipedream
+from pipeswift.schedules.dualpipe import dualpipe
+from pipeswift.schedules.dualpipe_v import dualpipe_v
 
 # isort: on
 from pipeswift.schedules.registry import Entry, Idle, Peak, Rule, ScheduleError, Times, build, entries, entry, schedule
@@ -24,6 +26,8 @@ __all__ = [
     "ScheduleError",
     "Times",
     "build",
+    "dualpipe",
+    "dualpipe_v",
     "entries",
     "entry",
     "gpipe",

@@ -21,7 +21,7 @@ WARM_TRIPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # beyond those that fill a r
 def published(problem: Problem) -> Iterator[Schedule]:
     """The schedules on the list that have these places and keep the limit, backwards split or, as they are, whole.
 
-    At the end, one micro-batch at a time.
+    At the end, one micro-batch at a time. A search knows no Overlap.
     """
     for entry in reversed(schedules.entries()):  # the latest are mostly the best
         if not entry.flush or not (entry.any_chunks or entry.chunks == problem.chunks):
@@ -30,7 +30,7 @@ def published(problem: Problem) -> Iterator[Schedule]:
             schedule = schedules.build(entry.name, problem.ranks, problem.microbatches, problem.chunks)
         except schedules.ScheduleError:
             continue
-        if schedule.routes == problem.empty.routes:
+        if schedule.routes == problem.empty.routes and not schedule.overlaps:
             forms = (schedule,) if schedule.splits_backward else (split_backward(schedule), schedule)
             yield from (form for form in forms if keeps_limit(problem, form))
     yield one_at_a_time(problem)
