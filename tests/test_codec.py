@@ -34,7 +34,7 @@ def test_every_generator_survives_both_forms(found):
         schedule = build(found.name, p, m)
         assert from_json(to_json(schedule)) == schedule
         if len(schedule.routes) == 1:
-            assert from_csv(to_csv(schedule), name=schedule.name) == replace(schedule, options={})
+            assert from_csv(to_csv(schedule), name=schedule.name) == replace(schedule, options={}, flush=True)
 
 
 def test_empty_cells_and_spaces_mean_nothing():
