@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -14,14 +16,16 @@ import pipeswift
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.runtime.asynchronous import Asynchronous, plan_of
 from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.stage import Segment, Stage
-from pipeswift.runtime.ties import Tie, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
+from pipeswift.runtime.ties import Tie, TieError, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
 from pipeswift.runtime.weights import Weights
 from pipeswift.verify import check
+from pipeswift.versions import Policy
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,24 @@ class Request:
     split: Rules
     seed: int
     config: Mapping[str, object]
+    weights: Policy | None = None
+    updates_every: int | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self.weights or "stash"
+
+    @property
+    def every(self) -> int:
+        return 1 if self.updates_every is None else self.updates_every
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """stages, weights: by stage index. ties: those that cross ranks. keywords: the arguments that some layer names."""
+    """stages, weights: by stage index. ties: those that cross ranks. keywords: the arguments that some layer names.
+
+    asynchronous: for a schedule without flush.
+    """
 
     schedule: Schedule
     layout: tuple[int, ...]
@@ -48,6 +65,7 @@ class Assembly:
     weights: Mapping[int, Weights]
     ties: Sequence[Tie]
     keywords: frozenset[str]
+    asynchronous: Asynchronous | None
 
 
 def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers) -> Assembly:
@@ -57,12 +75,13 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
         _require_one_home(schedule)
-        _require_flush(schedule)
+        _check_updates(schedule, request)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
         ties = [*found_in(every_layer), *request.tie]
         check_ties(ties, len(every_layer))
         ties = merged(ties)
+        _refuse_ties_across_stages(schedule, layout, ties)
         stages = _build(every_layer, layout, schedule, ties, request.seed, peers)
         facts = _facts(schedule, layout, ties, request)
     except PipeSwiftError as error:
@@ -80,6 +99,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         weights,
         agree_on_ties(peers, ties, list(weights.values())),
         keywords,
+        None if schedule.flush else Asynchronous(stages, weights, request.policy, request.every),
     )
 
 
@@ -107,12 +127,33 @@ def _require_one_home(schedule: Schedule) -> None:
             )
 
 
-def _require_flush(schedule: Schedule) -> None:
+def _check_updates(schedule: Schedule, request: Request) -> None:
+    """A schedule that flushes has no choice of versions, and one that does not gets a plan that can run."""
     if not schedule.flush:
+        plan_of(schedule, request.policy, request.every)
+        if request.config.get("batched_weight_gradients"):
+            raise PipeSwiftError(
+                f"batched_weight_gradients = True joins W of several micro-batches, and with {schedule.name} each may "
+                "belong to another version of the weights: use False, or a schedule that flushes"
+            )
+    elif request.weights is not None or request.updates_every is not None:
+        setting = "weights" if request.weights is not None else "updates_every"
         raise PipeSwiftError(
-            f"schedule {schedule.name} updates weights while micro-batches are in flight, which this runtime cannot: "
-            "use a schedule that flushes, such as 1f1b"
+            f"{setting} = {getattr(request, setting)!r} is for schedules that update within a step, and "
+            f"{schedule.name} flushes before it updates: use schedule pipedream, or leave {setting} out"
         )
+
+
+def _refuse_ties_across_stages(schedule: Schedule, layout: Sequence[int], ties: Ties) -> None:
+    ends = list(accumulate(layout))
+    for group in ties:
+        stages = sorted({bisect_right(ends, int(name.partition(".")[0])) for name in group})
+        if not schedule.flush and len(stages) > 1:
+            raise TieError(
+                f"tied weights {', '.join(group)} are on stages {', '.join(map(str, stages))}, and stages that update "
+                f"on their own have no moment when one weight could get the gradients of all: with {schedule.name}, "
+                "untie them, put their layers on one stage by layout, or use a schedule that flushes, such as 1f1b"
+            )
 
 
 def resolve(schedule: str | Path | Schedule, ranks: int, microbatches: int | None, chunks: int | None) -> Schedule:
@@ -184,5 +225,6 @@ def _facts(schedule: Schedule, layout: Sequence[int], ties: Ties, request: Reque
         "tied weights": str([list(group) for group in ties]),
         "split": str(dict(sorted(request.split.items()))),
         "seed": str(request.seed),
+        "weight versions": "none" if schedule.flush else f"{request.policy}, an update every {request.every}",
         **{f"setting {name}": repr(value) for name, value in request.config.items()},
     }

@@ -35,10 +35,16 @@ class Ledger:
     """Where a stage's backwards leave their pendings; None: nowhere, weights' gradients are made at once.
 
     An object that the graph refers to, and no thread-local: on an accelerator backwards run in threads of autograd's.
+
+    stand_ins: by the id of a weight, what the input's gradient is made with instead of it.
     """
 
     def __init__(self) -> None:
         self.pendings: list[Pending] | None = None
+        self.stand_ins: dict[int, Tensor] = {}
+
+    def stand_in(self, weight: Tensor) -> Tensor:
+        return self.stand_ins.get(id(weight), weight)
 
 
 _WHOLE = Ledger()  # of backwards that are never cut in two
@@ -171,7 +177,8 @@ class _Halves(torch.autograd.Function):
         (x,), (gradient,) = ctx.saved_tensors, gradients
         rule, weights, pendings = ctx.rule, ctx.weights, ctx.ledger.pendings
         _, _, to_x, *to_weights = ctx.needs_input_grad
-        made = rule.input(gradient, x, *(_cast(weight, x.dtype) for weight in weights)) if to_x else None
+        used = map(ctx.ledger.stand_in, weights) if ctx.ledger.stand_ins else weights
+        made = rule.input(gradient, x, *(_cast(weight, x.dtype) for weight in used)) if to_x else None
         # Detached, since what leads back to the graph would keep it alive until W.
         left = Pending(
             rule, gradient, x.detach(), tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))

@@ -63,7 +63,7 @@ class Executor:
         stages: Mapping[int, Stage],
         wiring: Wiring,
         policy: Callable[[Schedule], Policy],
-        on_backward: Callable[[], None],
+        on_backward: Callable[[Action], None],
         grad_ready: Callable[[Stage], None],
         progress: Progress,
         batched_weight_gradients: bool = False,
@@ -135,7 +135,7 @@ class Executor:
         """Tells the owner of the weights that a backward has added to gradients, and when a stage's are complete."""
         if action.op is Op.F:
             return
-        self._on_backward()
+        self._on_backward(action)
         if action.op is not Op.I:
             backwards[action.stage] -= 1
             if not backwards[action.stage]:

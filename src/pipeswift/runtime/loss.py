@@ -26,12 +26,16 @@ class LossError(PipeSwiftError):
 
 @dataclass
 class StepLoss:
-    """The losses of one step, filed by micro-batch id. `weights` are each micro-batch's share of the samples."""
+    """The losses of one step, filed by micro-batch id. `weights` are each micro-batch's share of the samples.
+
+    of_update: its share of its update's samples, where a step makes several updates.
+    """
 
     function: LossFunction
     targets: Sequence[Any]
     weights: Sequence[float]
     scale: float = 1.0
+    of_update: Sequence[float] | None = None
     values: dict[int, Tensor] = field(default_factory=dict)  # detached means, or sums
     counts: dict[int, float] = field(default_factory=dict)  # only where the function gives (sum, count)
 
@@ -40,6 +44,11 @@ class StepLoss:
         returned = loss = self.function(output, self.targets[microbatch])
         counted = isinstance(returned, tuple) and len(returned) == 2
         if counted:
+            if self.of_update is not None:
+                raise LossError(
+                    "loss returned (sum, count), but stages that update on their own do not learn the count of an "
+                    "update in time: return a scalar mean, such as sum / count"
+                )
             loss, count = returned
             self.counts[microbatch] = _count(count, microbatch)
         if not isinstance(loss, Tensor) or loss.dim() or loss.is_complex():
@@ -63,7 +72,8 @@ class StepLoss:
 
     def seed(self, microbatch: int) -> Tensor:
         """The gradient with which the backward of that micro-batch starts."""
-        weight = 1.0 if microbatch in self.counts else self.weights[microbatch] * self.scale
+        shares = self.weights if self.of_update is None else self.of_update
+        weight = 1.0 if microbatch in self.counts else shares[microbatch] * self.scale
         loss = self.values[microbatch]
         return torch.tensor(weight, dtype=loss.dtype, device=loss.device)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -14,19 +12,22 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.ir import Schedule
+from pipeswift.ir import Action, Schedule
 from pipeswift.policy import Follow
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
+from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
 from pipeswift.runtime.batch import Rules, check_names, common_size, cut, cut_arguments, shares
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.layers import Layer
 from pipeswift.runtime.loss import LossFunction, StepLoss, blank_table, total
+from pipeswift.runtime.modes import Modes
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Peers, peers_of
 from pipeswift.runtime.progress import Progress
-from pipeswift.runtime.recorder import Recorder, gather
+from pipeswift.runtime.recorder import gather
+from pipeswift.runtime.result import Result
 from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.states import START_UP
@@ -36,28 +37,9 @@ from pipeswift.runtime.weights import Weights
 from pipeswift.runtime.wiring import Wiring
 from pipeswift.schedules.forward_only import forward_only
 from pipeswift.trace import Trace
+from pipeswift.versions import Policy
 
 Where = Literal["last", "all"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a step or an evaluation gave; the same on every rank except for `outputs` and `trace`.
-
-    loss: the mean over all samples, or sum over count; None where it was not asked for, or without a loss function.
-    losses: what the loss function gave, by micro-batch. outputs: of the model, by micro-batch, where asked for.
-    trace: this rank's spans, made when it is first asked for.
-    """
-
-    loss: float | None
-    losses: tuple[float, ...]
-    outputs: tuple[Any, ...] | None
-    _recorder: Recorder
-    _name: str
-
-    @cached_property
-    def trace(self) -> Trace:
-        return self._recorder.trace(self._name)
 
 
 class Pipeline:
@@ -77,6 +59,9 @@ class Pipeline:
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
     batched_weight_gradients: where W of one stage follow each other in the schedule, the last of them does the work of
         all, each weight's in one product. The gradients are then equal within rounding, not bit for bit.
+    weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
+        flight: which version of its weights each micro-batch uses ("stash", "vertical", "2bw", "none", see
+        `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
         ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
@@ -100,6 +85,8 @@ class Pipeline:
         seed: int = 0,
         dynamic_shapes: bool = False,
         batched_weight_gradients: bool = False,
+        weights: Policy | None = None,
+        updates_every: int | None = None,
         config: Mapping[str, object] | None = None,
         watchdog: float | None = 60.0,
         timeout: float = 1800.0,
@@ -112,13 +99,16 @@ class Pipeline:
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
         self._batched = batched_weight_gradients
         settings = {**(config or {}), "batched_weight_gradients": batched_weight_gradients}
-        self._request = Request(schedule, microbatches, chunks, layout, tie, self._split, seed, settings)
+        self._request = Request(
+            schedule, microbatches, chunks, layout, tie, self._split, seed, settings, weights, updates_every
+        )
         self._assembly = self._assemble(layers)
         self._weights = list(self._assembly.weights.values())
+        self._asynchronous = self._assembly.asynchronous
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
-        self._kept_still: dict[nn.Module, list[nn.Module]] = {}  # parts of a layer now evaluated
+        self._modes = Modes()
         self._closed = False
         self._ready_hooks: list[Callable[[Stage], None]] = []
         self._sums = False  # whether the loss function gives (sum, count); known after the first step
@@ -161,6 +151,9 @@ class Pipeline:
     ) -> Result:
         """Forward and backward of one mini-batch; gradients add to what is there, until the optimizer steps.
 
+        Without flush, the updates happen inside: give many micro-batches, since the pipeline fills when a step begins
+        and drains when it ends. By then all stages have made the same updates, and the next step starts from there.
+
         inputs, targets: tensors, or tuples or dicts of them, with the batch in dimension 0, where they are cut into
             micro-batches; or lists of ready-made micro-batches, which are never cut. Only ranks that hold the first
             stage read `inputs`, only those that hold the last read `targets`.
@@ -180,6 +173,11 @@ class Pipeline:
             )
         with self._progress.during(f"step {self.steps + 1}"):
             executor = self._executor(True, microbatches)
+            if self._asynchronous:
+                job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
+                self.steps += 1
+                with self._asynchronous.running(executor.schedule, self.rank):
+                    return self._run(executor, job, outputs, losses)[0]
             for weights in self._weights:
                 weights.withdraw()
             earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
@@ -229,7 +227,33 @@ class Pipeline:
 
     def optimizer(self, kind: Callable[..., torch.optim.Optimizer], **settings: Any) -> Optimizer:
         """An optimizer of this rank's parameters that clips by the norm over the whole model."""
+        if self._asynchronous:
+            raise PipeSwiftError(
+                f"schedule {self.schedule.name} updates its weights within step(): make its optimizer with "
+                "pipe.async_optimizer(...), and leave optimizer.step() out"
+            )
         return Optimizer(self._peers, self._assembly.weights, self._assembly.ties, kind, settings, self._progress)
+
+    def async_optimizer(
+        self,
+        kind: Callable[..., torch.optim.Optimizer],
+        *,
+        clip_norm: float | None = None,
+        rate: Callable[[Update], float] | None = None,
+        **settings: Any,
+    ) -> AsyncOptimizer:
+        """For a schedule without flush: optimizers that `step` steps, one per stage, each when its update is due.
+
+        clip_norm: a stage's gradients are scaled so that their norm, over this stage alone, is at most that.
+        rate: the learning rate of an update; without it, that of `settings`.
+        """
+        if not self._asynchronous:
+            raise PipeSwiftError(
+                f"schedule {self.schedule.name} flushes before it updates: make its optimizer with pipe.optimizer(...)"
+            )
+        made = AsyncOptimizer(self._peers, self._assembly.weights, kind, settings, clip_norm, rate)
+        self._asynchronous.optimizer = made
+        return made
 
     def on_grad_ready(self, hook: Callable[[Stage], None]) -> None:
         """Calls `hook(stage)` in every step when the last backward of that stage has ended."""
@@ -270,7 +294,7 @@ class Pipeline:
                 self.stages,
                 self._wiring,
                 Follow,
-                on_backward=self._fold,
+                on_backward=self._asynchronous.after if self._asynchronous else self._fold,
                 grad_ready=self._grad_ready,
                 progress=self._progress,
                 batched_weight_gradients=self._batched,
@@ -288,7 +312,7 @@ class Pipeline:
         """Parameters whose gradient must be this step's alone until it is done: to be divided, or summed over ranks."""
         return weights.leaves if self._sums else [tie.holders.get(self.rank, "") for tie in self._assembly.ties]
 
-    def _fold(self) -> None:
+    def _fold(self, action: Action) -> None:
         for weights in self._weights:  # of all stages: a tied weight belongs to the first that uses it
             weights.fold()
 
@@ -321,6 +345,8 @@ class Pipeline:
             parts = cut(targets, count, "targets")
             job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts), scale)
             job.samples = None if isinstance(targets, list) else [part.samples for part in parts]
+            if self._asynchronous:
+                job.loss.of_update = self._asynchronous.shares(parts)
         return job
 
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:
@@ -328,10 +354,12 @@ class Pipeline:
         training = not executor.schedule.forward_only
         if losses not in ("last", "all"):
             raise PipeSwiftError(f'losses = {losses!r} is neither "last" nor "all": use "all"')
-        self._set_mode(training)
+        self._modes.set((layer for stage in self.stages.values() for layer in stage.layers()), training)
         blank = blank_table(executor.schedule.num_microbatches)
         announced = Announcement(self._peers, self._last_stage_ranks, like=blank) if losses == "all" else None
         recorder = executor.run(job)
+        if training and self._asynchronous:
+            recorder.counters = self._asynchronous.counters(self.rank)
         table = blank if job.loss is None else job.loss.table()
         if announced is not None:
             with self._progress.joining("the losses"):
@@ -351,19 +379,6 @@ class Pipeline:
             ),
             count,
         )
-
-    def _set_mode(self, training: bool) -> None:
-        """Layers into training or evaluation; parts that the caller keeps in evaluation mode stay in it."""
-        for stage in self.stages.values():
-            for layer in stage.layers():
-                if layer.training == training:
-                    continue
-                if not training:
-                    self._kept_still[layer] = [part for part in layer.modules() if not part.training]
-                layer.train(training)
-                if training:
-                    for part in self._kept_still.pop(layer, ()):
-                        part.training = False
 
     def _share(self, outputs: dict[int, Any]) -> dict[int, Any]:
         """Every rank's outputs, on every rank."""

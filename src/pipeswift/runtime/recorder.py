@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeswift.ir import Action
 from pipeswift.runtime.peers import Peers
-from pipeswift.trace import COLUMNS, COMPUTE, Trace
+from pipeswift.trace import COLUMNS, COMPUTE, Counter, Trace
 
 clock = perf_counter  # monotonic, and on Linux the same for all processes of a machine
 
@@ -22,6 +22,7 @@ class Recorder:
         self._rank, self._num_ranks = rank, num_ranks
         self._times = array("d", bytes(16 * spans))  # start, end, start, end, ...
         self._actions: list[Action] = []
+        self.counters: tuple[Counter, ...] = ()
 
     def span(self, action: Action, start: float, end: float) -> None:
         at = 2 * len(self._actions)
@@ -43,14 +44,16 @@ class Recorder:
             start=times[:, 0],
             end=times[:, 1],
             lane=np.full(count, COMPUTE, dtype=np.int32),
+            counters=self.counters,
             name=name,
         )
 
 
 def gather(peers: Peers, mine: Trace) -> Trace:
     """One trace of all ranks, on every rank, its clock starting at the first span. Every rank must call this."""
-    everyone = peers.all_gather({key: getattr(mine, key) for key in COLUMNS})
+    everyone = peers.all_gather({key: getattr(mine, key) for key in (*COLUMNS, "counters")})
     columns = {key: np.concatenate([part[key] for part in everyone]) for key in COLUMNS}
     zero = columns["start"].min(initial=np.inf)
     columns["start"], columns["end"] = columns["start"] - zero, columns["end"] - zero
-    return dataclasses.replace(mine, **columns)
+    counters = (dataclasses.replace(c, time=c.time - zero) for part in everyone for c in part["counters"])
+    return dataclasses.replace(mine, **columns, counters=tuple(counters))

@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pipeswift.ir import Op
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
 from pipeswift.runtime.seeds import generator_of, mix
+from pipeswift.runtime.shelf import Shelf
 
 logger = logging.getLogger("pipeswift")
-
-UNBOUND: AbstractContextManager[None] = nullcontext()
 
 
 class Entry(NamedTuple):
@@ -84,13 +83,15 @@ class Stage:
     """Stage `index` of the pipeline: its segments and what is in flight on it.
 
     tail: what the last stage does with the model's output, (micro-batch, output) -> loss; part of its last segment.
+    shelf: the versions of its weights, where it runs on others than the layers' own.
     """
 
     def __init__(self, index: int, segments: Sequence[Segment]):
         self.index = index
         self.segments = tuple(segments)
         self.tail: Callable[[int, Any], Any] | None = None
-        self._ledger: Ledger | None = None
+        self.shelf: Shelf | None = None
+        self.ledger: Ledger | None = None  # once the backward can be split
         self._told: set[int] = set()  # segments of which it is known what no rule covers
         self._in_place: bool | None = None  # whether a layer changes the stage's input in place; None: not yet known
         self._records: dict[int, Record] = {}
@@ -98,14 +99,15 @@ class Stage:
 
     def prepare_split(self) -> None:
         """Makes I and W possible, from the next forward on; whole backwards stay what they are."""
-        if self._ledger is None:
-            self._ledger = Ledger()
+        if self.ledger is None:
+            self.ledger = Ledger()
             for layer in self.layers():
-                attach(layer, self._ledger)
+                attach(layer, self.ledger)
 
-    def bind(self, version: None = None) -> AbstractContextManager[None]:
-        """Surrounds every F and every backward. Synchronous training uses the module's own weights: nothing to do."""
-        return UNBOUND
+    def bind(self, op: Op, microbatch: int) -> None:
+        """Before every pass: from here to the next one the layers run on the weights that this pass uses."""
+        if self.shelf is not None:
+            self.shelf.bind(op, microbatch)
 
     def forward(self, segment: int, entry: Entry, flat: Flat) -> Flat:
         """One segment's F. Keeps what the backward needs, and of the output no more than its place in the graph."""
@@ -115,18 +117,18 @@ class Stage:
         )
         seeds: list[int] = []
         buffers = self._copies_of_buffers() if self._in_place is None else []
-        with self.bind():
-            try:
-                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves, seeds)
-            except RuntimeError as error:
-                if self._in_place or "leaf" not in str(error):
-                    raise
-                # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
-                # only stages that need them have them. Statistics that layers before it have updated are put back.
-                self._in_place = True
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-                out = self._run(segment, entry, flat, tuple(map(_alias, leaves)), seeds)
+        self.bind(Op.F, entry.microbatch)
+        try:
+            out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves, seeds)
+        except RuntimeError as error:
+            if self._in_place or "leaf" not in str(error):
+                raise
+            # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
+            # only stages that need them have them. Statistics that layers before it have updated are put back.
+            self._in_place = True
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            out = self._run(segment, entry, flat, tuple(map(_alias, leaves)), seeds)
         if self._in_place is None and torch.is_grad_enabled():
             self._in_place = False
         if not torch.is_grad_enabled():
@@ -146,9 +148,9 @@ class Stage:
         record = self._records[microbatch]
         left, record.left[segment] = record.left[segment], ()
         entered, record.entered[segment] = record.entered[segment], ()
+        self.bind(Op.B, microbatch)
         if left:
-            with self.bind():
-                torch.autograd.backward(left, tuple(gradients))
+            torch.autograd.backward(left, tuple(gradients))
         if segment == 0:
             forget(record.seeds)
             del self._records[microbatch]
@@ -156,18 +158,20 @@ class Stage:
 
     def input_gradient(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
-        assert self._ledger is not None
-        self._ledger.pendings = self._pendings[microbatch, segment] = pendings = []
+        assert self.ledger is not None
+        self.ledger.pendings = self._pendings[microbatch, segment] = pendings = []
         try:
             return self.backward(segment, microbatch, gradients)
         finally:
-            self._ledger.pendings = None
+            self.ledger.pendings = None
             if segment not in self._told:
                 self._told.add(segment)
-                _tell_what_stays_in_i(self.index, dict(self.segments[segment].named_parameters()), pendings)
+                deferred = [self.ledger.stand_in(w) for left in pendings for w in left.parameters if w is not None]
+                _tell_what_stays_in_i(self.index, dict(self.segments[segment].named_parameters()), deferred)
 
     def weight_gradient(self, segment: int, microbatch: int) -> None:
         """One segment's W: accumulates into the parameters what its I has left."""
+        self.bind(Op.W, microbatch)
         weight_gradients(self._pendings.pop((microbatch, segment)))
 
     def weight_gradients(self, segment: int, microbatches: Sequence[int]) -> None:
@@ -217,11 +221,11 @@ def _alias(leaf: Tensor) -> Tensor:
     return _Alias.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
 
 
-def _tell_what_stays_in_i(stage: int, parameters: Mapping[str, nn.Parameter], pendings: Sequence[Pending]) -> None:
+def _tell_what_stays_in_i(stage: int, parameters: Mapping[str, nn.Parameter], deferred: Sequence[Tensor]) -> None:
     """Says, once, which parameters get their gradient in I after all; a warning when they are more than a tenth."""
-    deferred = {id(weight) for pending in pendings for weight in pending.parameters}
+    waiting = set(map(id, deferred))
     trained = {name: weight for name, weight in parameters.items() if weight.requires_grad}
-    rest = {name: weight for name, weight in trained.items() if id(weight) not in deferred}
+    rest = {name: weight for name, weight in trained.items() if id(weight) not in waiting}
     share = sum(weight.numel() for weight in rest.values()) / max(1, sum(w.numel() for w in trained.values()))
     if rest:
         names = ", ".join(rest)

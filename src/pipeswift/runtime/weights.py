@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class Weights:
@@ -19,7 +19,7 @@ class Weights:
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]):
         self.leaves: dict[str, nn.Parameter] = dict(parameters)
-        self._narrow = {name: leaf for name, leaf in self.leaves.items() if leaf.dtype not in _WIDE}
+        self._narrow = {name: leaf for name, leaf in self.leaves.items() if leaf.dtype not in WIDE}
         self._wide: dict[str, Tensor] = {}
 
     def fold(self) -> None:
