@@ -16,15 +16,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def launch(function: Callable[..., Any], *args: Any, world: int, threads: int = 1) -> list[Any]:
-    """What `function(rank, world, *args)` returns on each of `world` new processes joined by gloo on loopback."""
+class Loopback:
+    """The network of ranks that share this machine's own."""
+
+    def enter(self, rank: int) -> str:
+        """Called in a rank's process before it talks to anybody; returns the name of its interface."""
+        return "lo"
+
+
+def launch(
+    function: Callable[..., Any], *args: Any, world: int, threads: int = 1, network: Loopback | None = None
+) -> list[Any]:
+    """What `function(rank, world, *args)` returns on each of `world` new processes joined by gloo."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_serve, (function, world, args, threads, folder), nprocs=world)
+        mp.spawn(_serve, (function, world, args, threads, folder, network or Loopback()), nprocs=world)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
-def _serve(rank: int, function: Callable[..., Any], world: int, args: tuple, threads: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _serve(
+    rank: int,
+    function: Callable[..., Any],
+    world: int,
+    args: tuple,
+    threads: int,
+    folder: str,
+    network: Loopback,
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = network.enter(rank)
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     result = function(rank, world, *args)

@@ -83,7 +83,7 @@ class Emulated(nn.Module):
 
     def spend(self, op: Op, start: float) -> None:
         """Sleeps until one kernel of `op` that began at `start` is over."""
-        _sleep_until(start + self.seconds[op])
+        sleep_until(start + self.seconds[op])
         if self.clock is not None:
             self.clock.append(Kernel(op, start, time.perf_counter()))
 
@@ -124,7 +124,7 @@ class _SpendsW(torch.autograd.Function):
         return gradients[0], None
 
 
-def _sleep_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
     """Sleeps with the least timer slack that the system grants this thread; never returns early."""
     if not getattr(_thread, "sharp", False):
         if sys.platform == "linux":
