@@ -85,7 +85,7 @@ def serial(program: Program) -> Program:
 
 def layer_costs(op: Op, ratio: float, exchange: Line) -> BlockCosts:
     """A layer whose two all-to-alls take, but for their latencies, `ratio` of its compute."""
-    experts = dict.fromkeys((Op.F, Op.I, Op.W), Line(START, COMPUTE))
+    experts = {op: Line(START, COMPUTE) for op in Op}
     compute = COMPUTE * (1 if op is Op.F else 2)
     return BlockCosts(exchange, ratio * compute / 2 / exchange.each, experts)
 
@@ -222,7 +222,7 @@ def presets() -> Iterator[Row]:
     for name, tokens, op in product(LINKS, LAYERS.values(), PASSES):
         compute = tokens * TOP_K * 6 * WIDTH * HIDDEN / FLOPS
         sent = tokens * TOP_K * WIDTH * 2 * (GROUP - 1) / GROUP
-        costs = BlockCosts(LINKS[name].line, sent, dict.fromkeys((Op.F, Op.I, Op.W), Line(KERNEL, compute)))
+        costs = BlockCosts(LINKS[name].line, sent, {op: Line(KERNEL, compute) for op in Op})
         program = one_layer(op)
         seconds = {n: simulate(chunk(program, n), costs).elapsed for n in range(1, MOST + 1)}
         chosen = choose(program, costs, most=MOST).chunks

@@ -23,7 +23,7 @@ def test_version(pipeswift):
 
 
 def test_an_unknown_command_names_the_nearest(pipeswift):
-    assert pipeswift("simulat") == (2, "", "error: No such command 'simulat'. Did you mean 'simulate'?\n")
+    assert pipeswift("verif") == (2, "", "error: No such command 'verif'. Did you mean 'verify'?\n")
 
 
 def test_an_unknown_option_names_the_nearest(pipeswift):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeswift import __version__
-from pipeswift.cli import compare, profile, schedules, search, simulate, train, verify
+from pipeswift.cli import compare, profile, schedules, search, simulate, simulate_moe, train, verify
 from pipeswift.errors import PipeSwiftError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(schedules.schedules)
 app.command()(simulate.simulate)
+app.command()(simulate_moe.simulate_moe)
 app.command()(compare.compare)
 app.command()(search.search)
 app.command()(verify.verify)

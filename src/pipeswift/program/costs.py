@@ -23,7 +23,7 @@ class Line(NamedTuple):
         return self.fixed + amount * self.each
 
     @classmethod
-    def fit(cls, measured: Mapping[float, float]) -> Line:
+    def fit(cls, measured: Mapping[int, float] | Mapping[float, float]) -> Line:
         """The line closest to measured seconds by amount: least squares of relative errors, neither part below 0.
 
         measured: two amounts or more, with seconds above 0.
