@@ -65,10 +65,10 @@ CASES: dict[str, tuple[str, str]] = {
     # Layer split
     "5.1": ("layers lost", "runtime/test_layers.py::test_sizes_differ_by_one_at_most"),
     "5.2": ("layers doubled", "runtime/test_pipeline.py::test_every_schedule_equals_the_plain_loop"),
-    "5.3": ("an empty stage", "runtime/test_layers.py::test_sizes_differ_by_one_at_most"),
+    "5.3": ("an empty stage", "plan/partition/test_solve.py::test_equal_layers_are_shared_out_evenly"),
     "5.5": (
-        "heavy first and last stage: a layout of one's own",
-        "runtime/test_layers.py::test_a_cut_of_ones_own_is_used",
+        "heavy first and last stage",
+        "plan/partition/test_solve.py::test_heavy_ends_get_fewer_layers",
     ),
     "5.7": ("a stage without parameters", f"{GENERAL}::test_stages_without_parameters"),
     # Loss scale

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeswift import __version__
-from pipeswift.cli import compare, profile, schedules, search, simulate, simulate_moe, train, verify
+from pipeswift.cli import compare, partition, profile, schedules, search, simulate, simulate_moe, train, verify
 from pipeswift.errors import PipeSwiftError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(compare.compare)
 app.command()(search.search)
 app.command()(verify.verify)
 app.command()(profile.profile)
+app.command()(partition.partition)
 app.command()(train.train)
 
 

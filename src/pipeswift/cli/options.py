@@ -31,7 +31,8 @@ def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[
     return parse
 
 
-def _count(flag: str, metavar: str, what: str):
+def count(flag: str, metavar: str, what: str):
+    """An option that is a whole number of at least 1."""
     return typer.Option(flag, parser=number(int, 1, 1e9), help=what, metavar=metavar)
 
 
@@ -39,9 +40,9 @@ def _seconds(flag: str, what: str, low: float = SHORTEST):
     return typer.Option(flag, parser=number(float, low, LONGEST), help=what, metavar="SECONDS")
 
 
-Ranks = Annotated[int | None, _count("--pp", "P", "Pipeline ranks.")]
-Microbatches = Annotated[int | None, _count("--microbatches", "M", "Micro-batches per step.")]
-Chunks = Annotated[int | None, _count("--chunks", "V", "Stages per rank, for schedules with a choice.")]
+Ranks = Annotated[int | None, count("--pp", "P", "Pipeline ranks.")]
+Microbatches = Annotated[int | None, count("--microbatches", "M", "Micro-batches per step.")]
+Chunks = Annotated[int | None, count("--chunks", "V", "Stages per rank, for schedules with a choice.")]
 Forward = Annotated[float, _seconds("-F", "Forward of one micro-batch on one rank; a chunk takes its share.")]
 InputGradient = Annotated[float, _seconds("-I", "Backward for the input's gradient, likewise.")]
 WeightGradient = Annotated[float, _seconds("-W", "Backward for the weights' gradient, likewise; B is I + W.")]

@@ -64,7 +64,7 @@ def solve(problem: Problem, hint: Schedule, bound: float, *, seconds: float, wor
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     solver.parameters.num_workers = workers
-    with _interruptible(solver):
+    with interruptible(solver):
         status = solver.solve(model)
     found = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -73,7 +73,7 @@ def solve(problem: Problem, hint: Schedule, bound: float, *, seconds: float, wor
 
 
 @contextmanager
-def _interruptible(solver: cp_model.CpSolver) -> Iterator[None]:
+def interruptible(solver: cp_model.CpSolver) -> Iterator[None]:
     """Ctrl-C ends the solver early, where it is heard, and is Python's again afterwards, which the solver forgets."""
     heard = threading.current_thread() is threading.main_thread()
     solver.parameters.catch_sigint_signal = heard
