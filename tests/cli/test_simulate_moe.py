@@ -34,7 +34,7 @@ def test_a_row_per_lane_and_a_table(pipeswift, monkeypatch):
         "all-to-all C---------------................D---------------",
         "           0                                              3",
     ]
-    assert "two-lane ideal" in out
+    assert "seconds of one block by chunks: 2: 2" in out
 
 
 def test_both_passes_come_with_their_figures(figures):
