@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from pipeswift.runtime.groups import Group
 from pipeswift.runtime.heartbeat import Heartbeat
-from pipeswift.runtime.peers import Peers
 
 
 def pair() -> tuple[Heartbeat, Heartbeat]:
@@ -22,7 +21,7 @@ def pair() -> tuple[Heartbeat, Heartbeat]:
 
     def make(rank: int) -> Heartbeat:
         control: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
-        return Heartbeat(Peers(rank, 2, torch.device("cpu"), control=control), hosts_differ=False)
+        return Heartbeat(Group(rank, 2, control), hosts_differ=False)
 
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(make, range(2))

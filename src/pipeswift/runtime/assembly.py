@@ -21,6 +21,7 @@ from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
+from pipeswift.runtime.replication import equalise, experts_of
 from pipeswift.runtime.stage import Segment, Stage
 from pipeswift.runtime.ties import Tie, TieError, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
 from pipeswift.runtime.weights import Weights
@@ -75,7 +76,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
         _require_one_home(schedule)
-        _check_updates(schedule, request)
+        _check_updates(schedule, request, peers.replicas.size)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
         ties = [*found_in(every_layer), *request.tie]
@@ -88,7 +89,9 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         agree(peers, {"error": str(error)})
         raise
     agree(peers, facts)
-    weights = _weights_of(stages)
+    experts = experts_of({i: layer for stage in stages.values() for i, layer in stage.numbered_layers()})
+    equalise(peers, stages, experts)
+    weights = _weights_of(stages, experts)
     mine = {name for stage in stages.values() for segment in stage.segments for took in segment.takes for name in took}
     keywords = frozenset().union(*peers.all_gather(mine))
     check_rules(request.split, keywords)
@@ -127,10 +130,15 @@ def _require_one_home(schedule: Schedule) -> None:
             )
 
 
-def _check_updates(schedule: Schedule, request: Request) -> None:
+def _check_updates(schedule: Schedule, request: Request, replicas: int) -> None:
     """A schedule that flushes has no choice of versions, and one that does not gets a plan that can run."""
     if not schedule.flush:
         plan_of(schedule, request.policy, request.every)
+        if replicas > 1:
+            raise PipeSwiftError(
+                f"schedule {schedule.name} updates weights inside a step, where dp = {replicas} replicas do not reduce "
+                "their gradients: use dp = 1, or a schedule that flushes, such as 1f1b"
+            )
         if request.config.get("batched_weight_gradients"):
             raise PipeSwiftError(
                 f"batched_weight_gradients = True joins W of several micro-batches, and with {schedule.name} each may "
@@ -200,7 +208,7 @@ def _build(
     }
 
 
-def _weights_of(stages: Mapping[int, Stage]) -> dict[int, Weights]:
+def _weights_of(stages: Mapping[int, Stage], experts: frozenset[str]) -> dict[int, Weights]:
     """Each stage's parameters; one that several layers of this rank share belongs to the first."""
     seen: set[int] = set()
     weights = {}
@@ -210,7 +218,7 @@ def _weights_of(stages: Mapping[int, Stage]) -> dict[int, Weights]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 mine.append((name, parameter))
-        weights[index] = Weights(mine)
+        weights[index] = Weights(mine, experts.intersection(name for name, _ in mine))
     return weights
 
 

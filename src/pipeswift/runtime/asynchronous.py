@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule
-from pipeswift.runtime.batch import Part, shares
+from pipeswift.runtime.batch import Part, samples_in, shares
 from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.shelf import Shelf
 from pipeswift.runtime.stage import Stage
@@ -162,7 +162,7 @@ class Asynchronous:
     def shares(self, parts: Sequence[Part]) -> list[float]:
         """Each micro-batch's share of the samples of its update."""
         updates = (parts[first : first + self._every] for first in range(0, len(parts), self._every))
-        return [share for update in updates for share in shares(update)]
+        return [share for update in updates for share in shares(update, samples_in(update))]
 
     def counters(self, rank: int) -> tuple[Counter, ...]:
         """Of the last run: how many versions of each stage were alive."""

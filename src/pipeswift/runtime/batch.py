@@ -26,8 +26,9 @@ class Part:
     first_sample: int
     samples: int
 
-    def flat(self) -> Flat:
-        return flatten(self.value)._replace(first_sample=self.first_sample, samples=self.samples)
+    def flat(self, before: int) -> Flat:
+        """before: samples of the batch ahead of this replica's."""
+        return flatten(self.value)._replace(first_sample=before + self.first_sample, samples=self.samples)
 
 
 def cut(value: Any, microbatches: int, what: str) -> list[Part]:
@@ -53,9 +54,12 @@ def cut(value: Any, microbatches: int, what: str) -> list[Part]:
     return parts
 
 
-def shares(parts: Sequence[Part]) -> list[float]:
-    """Each part's share of all samples; they sum to 1."""
-    total = sum(part.samples for part in parts)
+def samples_in(parts: Sequence[Part]) -> int:
+    return sum(part.samples for part in parts)
+
+
+def shares(parts: Sequence[Part], total: int) -> list[float]:
+    """Each part's share of all samples, of which there are `total`, on all replicas."""
     if not total:
         raise BatchError("targets hold 0 samples: use at least 1, in one micro-batch or another")
     return [part.samples / total for part in parts]

@@ -200,9 +200,9 @@ class Receiver:
         if expected.metas is not None:
             value = tensors = self._make_room(expected.metas)
         else:
-            like = self._read_header(expected.of) if self._like is None or expected.first else self._like
+            like = self._read_header(expected) if self._like is None or expected.first else self._like
             tensors = self._make_room(like.spec.tensors)
-            first = expected.microbatch * like.samples if self.uniform else like.first_sample
+            first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
             value = like._replace(tensors=tensors, first_sample=first)
         return _Posted(expected.microbatch, value, tuple(self._receive(tensor) for tensor in tensors))
 
@@ -212,21 +212,23 @@ class Receiver:
         self._arrived[posted.microbatch] = posted.value
         self._inbox.put(Arrival(self._product, self._stage, posted.microbatch))
 
-    def _read_header(self, microbatches: int) -> Flat:
-        """What the next message will look like, without its tensors."""
+    def _read_header(self, expected: Expected) -> Flat:
+        """What the next message will look like, without its tensors; where that holds for the rest of the step, it
+        starts where micro-batch 0 does."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._receive(header).wait()
         number, uniform, size, first_sample, samples, theirs = header.tolist()
-        if theirs != microbatches:
+        if theirs != expected.of:
             raise Disagreement(
-                f"this step has {microbatches} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
+                f"this step has {expected.of} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
                 "give step() and evaluate() the same microbatches= on every rank"
             )
         if size:
             payload = torch.empty(size, dtype=torch.uint8)
             self._receive(payload).wait()
             self._specs.append(pickle.loads(payload.numpy().tobytes()))
-        like = Flat((), self._specs[number], first_sample, samples)
+        start = first_sample - expected.microbatch * samples if uniform else first_sample
+        like = Flat((), self._specs[number], start, samples)
         self.uniform = bool(uniform)
         self._like = like if uniform else None
         return like

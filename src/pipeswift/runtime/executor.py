@@ -31,6 +31,7 @@ class Job:
     """What one step works on; inputs and arguments by micro-batch, inputs on the ranks that hold the first stage."""
 
     key: int  # seeds the step's random numbers
+    first: int = 0  # the number of micro-batch 0 among those of all replicas
     inputs: Sequence[Flat] = ()
     arguments: Sequence[Mapping[str, Any]] = ()
     uniform: bool = True  # all inputs have one form
@@ -199,7 +200,7 @@ class Executor:
 
         def forward(work: Pass) -> None:
             arguments = self._job.arguments[work.microbatch] if self._job.arguments else {}
-            entry = Entry(work.microbatch, self._job.key, arguments)
+            entry = Entry(work.microbatch, self._job.first + work.microbatch, self._job.key, arguments)
             if stage == self._last:
                 self._check_samples(work)
             work.value = piece.forward(segment, entry, work.value)

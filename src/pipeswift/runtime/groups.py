@@ -105,5 +105,14 @@ class Replicas:
     experts: Group = Group()
     expert_replicas: Group = Group()
 
+    def place(self, samples: int) -> tuple[int, int]:
+        """(samples on replicas before this one, samples on all), where this one has so many."""
+        if self.size == 1:
+            return 0, samples
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = samples
+        self.control.all_sum(counts)
+        return int(counts[: self.rank].sum()), int(counts.sum())
+
 
 ALONE = Replicas()

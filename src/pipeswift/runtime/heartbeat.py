@@ -1,4 +1,4 @@
-"""Datagrams between the ranks of a pipeline. Nobody waits for anybody: a rank that is stopped cannot block another."""
+"""Datagrams between ranks. Nobody waits for anybody: a rank that is stopped cannot block another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.groups import Group
 
 Address = tuple[str, int]
 
@@ -21,15 +21,15 @@ class Heartbeat:
     hosts_differ: whether some rank is on another host; without that, nothing leaves the loopback interface.
     """
 
-    def __init__(self, peers: Peers, *, hosts_differ: bool):
-        self._rank = peers.rank
+    def __init__(self, group: Group, *, hosts_differ: bool):
+        self._rank = group.rank
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("0.0.0.0" if hosts_differ else "127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         host = _reachable_name() if hosts_differ else "127.0.0.1"
-        everyone: list[tuple[Address, str]] = peers.all_gather(((host, self.port), secrets.token_hex(8)))
+        everyone: list[tuple[Address, str]] = group.all_gather(((host, self.port), secrets.token_hex(8)))
         self._run = everyone[0][1]  # tells this run's datagrams from strays
-        self._addresses = {rank: address for rank, (address, _) in enumerate(everyone) if rank != peers.rank}
+        self._addresses = {rank: address for rank, (address, _) in enumerate(everyone) if rank != group.rank}
 
     def send(self, message: Any) -> None:
         """To every other rank; what cannot be delivered is lost."""

@@ -86,16 +86,17 @@ class Optimizer:
         """The L2 norm over all parameters of all ranks, on every rank.
 
         A left fold in float64 of squared norms per parameter, in model order: the same bits whatever the number of
-        ranks and the schedule.
+        ranks and the schedule. Of replicas, which hold equal gradients, the first speaks.
         """
         squares = torch.zeros(self._num_slots, dtype=torch.float64)
         for version in self._weights:
             for name in version.leaves:
-                if name in self._slots and (gradient := version.gradient(name)) is not None:
-                    squares[self._slots[name]] = gradient.double().square().sum().item()
+                slot = self._slots.get((name, self._peers.replicas.rank))
+                if slot is not None and (gradient := version.gradient(name)) is not None:
+                    squares[slot] = gradient.double().square().sum().item()
         total = 0.0
         with self._progress.joining("the gradient norm"):
-            self._peers.all_sum(squares)
+            self._peers.everyone.all_sum(squares)
         for square in squares.tolist():
             total += square
         return total**0.5
@@ -111,11 +112,21 @@ class Optimizer:
         return [leaf for version in self._weights for leaf in version.leaves.values() if leaf.grad is not None]
 
 
-def _number(peers: Peers, weights: Mapping[int, Weights], ties: Sequence[Tie]) -> tuple[dict[str, int], int]:
-    """Gives every parameter of the model a number, in (stage, parameter) order; of a tied one, only the first copy."""
-    names: dict[int, list[str]] = {}
-    for theirs in peers.all_gather({stage: list(version.leaves) for stage, version in weights.items()}):
-        names |= theirs
+def _number(
+    peers: Peers, weights: Mapping[int, Weights], ties: Sequence[Tie]
+) -> tuple[dict[tuple[str, int], int], int]:
+    """Gives every parameter of the model a number, in (stage, parameter) order; of a tied one, only the first copy.
+
+    By (name, replica): that of the first, and for experts of each that holds others under the name.
+    """
+    members: dict[int, list[tuple[str, int]]] = {}
+    ep = peers.replicas.experts.size
+    mine = {
+        stage: [(name, replica) for name in version.leaves for replica in range(ep if name in version.experts else 1)]
+        for stage, version in weights.items()
+    }
+    for theirs in peers.all_gather(mine):
+        members |= theirs
     copies = {tie.holders[rank] for tie in ties for rank in tie.ranks[1:]}
-    order = [name for stage in sorted(names) for name in names[stage] if name not in copies]
-    return {name: number for number, name in enumerate(order)}, len(order)
+    order = [member for stage in sorted(members) for member in members[stage] if member[0] not in copies]
+    return {member: number for number, member in enumerate(order)}, len(order)

@@ -17,7 +17,7 @@ from pipeswift.policy import Follow
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
-from pipeswift.runtime.batch import Rules, check_names, common_size, cut, cut_arguments, shares
+from pipeswift.runtime.batch import Part, Rules, check_names, common_size, cut, cut_arguments, samples_in, shares
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.layers import Layer
@@ -27,6 +27,7 @@ from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Peers, peers_of
 from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.recorder import gather
+from pipeswift.runtime.reduction import Reducer, buckets_of, done_order
 from pipeswift.runtime.result import Result
 from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Stage
@@ -51,7 +52,8 @@ class Pipeline:
     loss: (output, target) -> a scalar mean, or (sum, count), which is divided by the count over all micro-batches.
     schedule: a name (see `pipeswift schedules`), a Schedule, or the path of a schedule file.
     microbatches, chunks: for a named schedule.
-    mesh: from `init_mesh`; None runs all stages in this process.
+    mesh: from `init_mesh`; None runs all stages in this process. With dp > 1 there are replicas of the
+        pipeline: each is given its own part of the batch, and all get the gradients of the whole; see `step`.
     layout: layers per stage; by default as even as can be.
     tie: groups of parameters that are one, by name ("0.weight" is `weight` of layer 0); parameters that modules of the
         list share are found.
@@ -63,6 +65,7 @@ class Pipeline:
         flight: which version of its weights each micro-batch uses ("stash", "vertical", "2bw", "none", see
         `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
+    bucket: how many gradients replicas reduce at a time; a parameter that has more is reduced by itself.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
         ended with a table of what each was doing; more than the longest operation takes. None: no watchdog.
     timeout: seconds that ranks wait for each other to make the pipeline, and the transport for any one message.
@@ -88,15 +91,15 @@ class Pipeline:
         weights: Policy | None = None,
         updates_every: int | None = None,
         config: Mapping[str, object] | None = None,
+        bucket: int = 1 << 22,
         watchdog: float | None = 60.0,
         timeout: float = 1800.0,
     ):
         self._peers = peers_of(mesh, timeout)
-        if self._peers.replicas.size > 1:
-            raise PipeSwiftError("replicas of a pipeline are not kept equal yet: use a mesh with dp = 1")
-        self._progress = Progress()
+        self._progress = Progress(self._peers.place)
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
+        _check_bucket(bucket)
         self._batched = batched_weight_gradients
         settings = {**(config or {}), "batched_weight_gradients": batched_weight_gradients}
         self._request = Request(
@@ -105,6 +108,8 @@ class Pipeline:
         self._assembly = self._assemble(layers)
         self._weights = list(self._assembly.weights.values())
         self._asynchronous = self._assembly.asynchronous
+        order = done_order(self.schedule, self.rank)
+        self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
@@ -121,6 +126,15 @@ class Pipeline:
     @property
     def num_ranks(self) -> int:
         return self._peers.size
+
+    @property
+    def replica(self) -> int:
+        """Which of the `num_replicas` copies of the pipeline this rank is part of."""
+        return self._peers.replicas.rank
+
+    @property
+    def num_replicas(self) -> int:
+        return self._peers.replicas.size
 
     @property
     def schedule(self) -> Schedule:
@@ -156,7 +170,8 @@ class Pipeline:
 
         inputs, targets: tensors, or tuples or dicts of them, with the batch in dimension 0, where they are cut into
             micro-batches; or lists of ready-made micro-batches, which are never cut. Only ranks that hold the first
-            stage read `inputs`, only those that hold the last read `targets`.
+            stage read `inputs`, only those that hold the last read `targets`. Every replica gives a part of its own, of
+            any size; the batch is all of them, in the order of replicas, and so are its micro-batches.
         arguments: keyword arguments for every layer whose forward names them, on every rank; see `split`.
         microbatches: for this step, if not the pipeline's own; needs a schedule given by name.
         scale: factor on the loss, such as 1/K when K steps make one optimizer step.
@@ -183,7 +198,10 @@ class Pipeline:
             earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
             job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
             self.steps += 1
+            self._reducer.begin()
             result, count = self._run(executor, job, outputs, losses)
+            with self._progress.joining("the replicas' gradients"):
+                self._reducer.finish(result._recorder)
             if count is not None:
                 self._sums = True
                 for weights in self._weights:
@@ -206,6 +224,8 @@ class Pipeline:
     ) -> Result:
         """Forward only, in evaluation mode; no gradients, and nothing of training is touched. See `step`.
 
+        Every replica must evaluate; the loss is that of all their parts.
+
         targets: None leaves the loss out. microbatches: any number, whatever the schedule.
         """
         with self._progress.during("evaluation"), torch.no_grad():
@@ -214,7 +234,7 @@ class Pipeline:
             return self._run(executor, job, outputs, losses)[0]
 
     def gather_trace(self, result: Result) -> Trace:
-        """The trace of all ranks, on every rank. Every rank must call this."""
+        """The trace of all ranks of this pipeline, on each of them. Every rank must call this."""
         with self._progress.during("gathering the trace"), self._progress.joining("their traces"):
             return gather(self._peers, result.trace)
 
@@ -262,6 +282,7 @@ class Pipeline:
     def close(self) -> None:
         """Ends the pipeline's threads. Call between steps; a closed pipeline cannot step."""
         self._wiring.close()
+        self._reducer.close()
         if self._watchdog:
             self._watchdog.close()
         for executor in self._executors.values():
@@ -310,7 +331,9 @@ class Pipeline:
 
     def _of_this_step(self, weights: Weights) -> Iterable[str]:
         """Parameters whose gradient must be this step's alone until it is done: to be divided, or summed over ranks."""
-        return weights.leaves if self._sums else [tie.holders.get(self.rank, "") for tie in self._assembly.ties]
+        if self._sums or self.num_replicas > 1:
+            return weights.leaves
+        return [tie.holders.get(self.rank, "") for tie in self._assembly.ties]
 
     def _fold(self, action: Action) -> None:
         for weights in self._weights:  # of all stages: a tied weight belongs to the first that uses it
@@ -319,6 +342,7 @@ class Pipeline:
     def _grad_ready(self, stage: Stage) -> None:
         for hook in self._ready_hooks:
             hook(stage)
+        self._reducer.stage_done(stage.index)
 
     def _job(
         self,
@@ -334,20 +358,28 @@ class Pipeline:
         check_names(arguments, self._assembly.keywords, "step() and evaluate() got")
         count = schedule.num_microbatches
         size = common_size(inputs, targets)
-        job = Job(key=mix(self._seed, self.steps), keep_outputs=outputs is not None)
+        job = Job(mix(self._seed, self.steps), self.replica * count, keep_outputs=outputs is not None)
         job.arguments = cut_arguments(arguments, count, self._split, size)
         if 0 in self.stages:
-            job.inputs = [part.flat() for part in cut(inputs, count, "inputs")]
+            parts = cut(inputs, count, "inputs")
+            before, _ = self._place(parts)
+            job.inputs = [part.flat(before) for part in parts]
             job.uniform = not self._dynamic and all(_alike(flat, job.inputs[0]) for flat in job.inputs)
         if schedule.num_stages - 1 in self.stages and not (schedule.forward_only and targets is None):
             if not callable(self._loss):
                 raise PipeSwiftError(f"loss = {self._loss!r} is no function: give one of (output, target)")
             parts = cut(targets, count, "targets")
-            job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts), scale)
+            _, size = self._place(parts)
+            job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts, size), scale)
             job.samples = None if isinstance(targets, list) else [part.samples for part in parts]
             if self._asynchronous:
                 job.loss.of_update = self._asynchronous.shares(parts)
         return job
+
+    def _place(self, parts: Sequence[Part]) -> tuple[int, int]:
+        """(samples on replicas before this one, samples on all)."""
+        with self._progress.joining("the replicas' numbers of samples"):
+            return self._peers.replicas.place(samples_in(parts))
 
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:
         """Runs a job; also gives the global count when the loss function gives (sum, count)."""
@@ -355,16 +387,20 @@ class Pipeline:
         if losses not in ("last", "all"):
             raise PipeSwiftError(f'losses = {losses!r} is neither "last" nor "all": use "all"')
         self._modes.set((layer for stage in self.stages.values() for layer in stage.layers()), training)
-        blank = blank_table(executor.schedule.num_microbatches)
-        announced = Announcement(self._peers, self._last_stage_ranks, like=blank) if losses == "all" else None
+        table = blank_table(executor.schedule.num_microbatches * self.num_replicas)
+        announced = Announcement(self._peers, self._last_stage_ranks, like=table) if losses == "all" else None
         recorder = executor.run(job)
         if training and self._asynchronous:
             recorder.counters = self._asynchronous.counters(self.rank)
-        table = blank if job.loss is None else job.loss.table()
-        if announced is not None:
-            with self._progress.joining("the losses"):
+        if job.loss is not None:
+            mine = job.loss.table()
+            table[job.first : job.first + len(mine)] = mine
+        with self._progress.joining("the losses"):
+            if self.rank in self._last_stage_ranks:
+                self._peers.replicas.control.all_sum(table)
+            if announced is not None:
                 table = announced.settle(table)
-        elif job.loss is not None and job.loss.counts:
+        if announced is None and job.loss is not None and job.loss.counts:
             raise PipeSwiftError('losses="last" needs a loss function that gives a mean: (sum, count) needs all ranks')
         loss, count = total(table)
         known = bool(table[:, 1].any())
@@ -387,6 +423,11 @@ class Pipeline:
             for theirs in self._peers.all_gather(outputs):
                 together |= theirs
         return together
+
+
+def _check_bucket(bucket: int) -> None:
+    if not isinstance(bucket, int) or bucket < 1:
+        raise PipeSwiftError(f"bucket = {bucket!r} is no whole number from 1: use {1 << 22} numbers, say")
 
 
 def _alike(one: Flat, other: Flat) -> bool:

@@ -29,9 +29,13 @@ class Run:
 
 
 class Progress:
-    """Where a rank is. `call` counts the calls into the pipeline; ranks in one call have the same number."""
+    """Where a rank is. `call` counts the calls into the pipeline; ranks in one call have the same number.
 
-    def __init__(self) -> None:
+    place: which of all ranks a rank of this pipeline is; they differ where the pipeline has replicas.
+    """
+
+    def __init__(self, place: Callable[[int], int] = lambda rank: rank) -> None:
+        self.place = place
         self.call = 0
         self.phase = ""  # empty: in the caller's own program
         self.joins = ""  # the sum over ranks, or the like, that it is in
@@ -105,14 +109,14 @@ def now_doing(progress: Progress) -> tuple[str, tuple[int, ...]]:
     started, ended = list(run.started), run.ended
     if len(started) > ended:
         return f"{BUSY}{name(started[-1])}", ()
-    return _awaited(run, set(started))
+    return _awaited(run, set(started), progress.place)
 
 
 def name(action: Action) -> str:
     return f"{_OPS[action.op]} of stage {action.stage}, micro-batch {action.microbatch}"
 
 
-def _awaited(run: Run, started: set[Action]) -> tuple[str, tuple[int, ...]]:
+def _awaited(run: Run, started: set[Action], place: Callable[[int], int]) -> tuple[str, tuple[int, ...]]:
     """The first entry of the rank's order that has not started, and what it lacks."""
     schedule = run.schedule
     for entry in schedule.orders[run.rank]:
@@ -121,7 +125,7 @@ def _awaited(run: Run, started: set[Action]) -> tuple[str, tuple[int, ...]]:
         for action in parts(entry):
             for product, stage in needs(action, schedule.num_stages):
                 if not run.ready.has(product, stage, action.microbatch):
-                    holder = schedule.rank_of(stage, action.microbatch)
+                    holder = place(schedule.rank_of(stage, action.microbatch))
                     lacks = f"the {_PRODUCTS[product]} of stage {stage} from rank {holder}"
                     return f"waits: {name(action)} needs {lacks}", (holder,)
         return f"about to start {name(parts(entry)[0])}", ()

@@ -15,7 +15,8 @@ class Result:
     """What a step or an evaluation gave; the same on every rank except for `outputs` and `trace`.
 
     loss: the mean over all samples, or sum over count; None where it was not asked for, or without a loss function.
-    losses: what the loss function gave, by micro-batch. outputs: of the model, by micro-batch, where asked for.
+    losses: what the loss function gave, by micro-batch, those of replica 0 first. outputs: of the model, by micro-batch
+        of this rank's pipeline, where asked for.
     trace: this rank's spans, made when it is first asked for.
     """
 

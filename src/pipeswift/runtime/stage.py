@@ -22,9 +22,13 @@ logger = logging.getLogger("pipeswift")
 
 
 class Entry(NamedTuple):
-    """What a pass needs besides its input. key: of (seed, step). arguments: keyword arguments for layers, by name."""
+    """What a pass needs besides its input. key: of (seed, step). arguments: keyword arguments for layers, by name.
+
+    number: the micro-batch's, among those of all replicas; it keys the random numbers.
+    """
 
     microbatch: int
+    number: int
     key: int
     arguments: Mapping[str, Any]
 
@@ -51,7 +55,7 @@ class Segment:
 
         seeds: gets those that stand for places in the batch until the micro-batch's backward is done.
         """
-        key = mix(entry.key, entry.microbatch)
+        key = mix(entry.key, entry.number)
         for number, (layer, takes) in enumerate(zip(self.layers, self.takes, strict=True)):
             seed = mix(key, self.first + number)
             self._generator.manual_seed(seed)
@@ -190,6 +194,11 @@ class Stage:
     def layers(self) -> Iterator[nn.Module]:
         for segment in self.segments:
             yield from segment.layers
+
+    def numbered_layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """(index in the whole model, layer)."""
+        for segment in self.segments:
+            yield from enumerate(segment.layers, segment.first)
 
     def _copies_of_buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(buffer, buffer.clone()) for layer in self.layers() for buffer in layer.buffers()]

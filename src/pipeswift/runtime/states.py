@@ -75,13 +75,14 @@ def find_fault(ranks: Sequence[Sighting], patience: float) -> Fault | None:
     return _standstill(ranks, patience)
 
 
-def table(ranks: Sequence[Sighting], fault: Fault) -> str:
-    """One line per rank; a culprit is marked."""
+def table(ranks: Sequence[Sighting], fault: Fault, replicas: int = 1) -> str:
+    """One line per rank; a culprit is marked. With replicas, it says which rank of which pipeline each is."""
     rows = [("rank", "process", "in", "still for", "last done", "now")]
     for rank, seen in enumerate(ranks):
         state, mark = seen.state, " !" if rank in fault.culprits else ""
         phase, last = ("?", "?") if state is None else (state.phase or "-", state.last or "-")
-        rows.append((f"{rank}{mark}", seen.process, phase, f"{seen.still:.1f} s", last, _now(seen)))
+        place = "" if replicas == 1 else " (pp {}, dp {})".format(*divmod(rank, replicas))
+        rows.append((f"{rank}{place}{mark}", seen.process, phase, f"{seen.still:.1f} s", last, _now(seen)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join("  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows)
 
@@ -175,7 +176,8 @@ def _waits_for(rank: int, states: Sequence[State]) -> int | None:
             for other, theirs in enumerate(states)
             if theirs.call < state.call or (theirs.call == state.call and theirs.joins != state.joins)
         ]
-        return min(behind, key=lambda other: states[other].call, default=None)
+        # Of those in the same call, one that itself joins something is more likely held up than holding up.
+        return min(behind, key=lambda other: (states[other].call, bool(states[other].joins)), default=None)
     if state.lost:
         return next((other for other, theirs in enumerate(states) if theirs.left), None)
     return None

@@ -80,7 +80,7 @@ def tie_locally(modules: Mapping[int, nn.Module], groups: Ties) -> None:
         owners = [_owner(modules, name) for name in mine]
         for module, attribute in owners[1:]:
             first = getattr(*owners[0])
-            _require_alike({mine[0]: _form(first), mine[-1]: _form(getattr(module, attribute))})
+            _require_alike({mine[0]: form(first), mine[-1]: form(getattr(module, attribute))})
             setattr(module, attribute, first)
 
 
@@ -90,7 +90,7 @@ def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> lis
     Every rank must call this, with the same groups.
     """
     mine = {name: leaf for version in weights for name, leaf in version.leaves.items()}
-    everyone = peers.all_gather([{name: _form(mine[name]) for name in group if name in mine} for group in groups])
+    everyone = peers.all_gather([{name: form(mine[name]) for name in group if name in mine} for group in groups])
     ties = []
     for number, group in enumerate(groups):
         _require_alike({name: form for theirs in everyone for name, form in theirs[number].items()})
@@ -108,7 +108,8 @@ def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> lis
     return ties
 
 
-def _form(parameter: Tensor) -> str:
+def form(parameter: Tensor) -> str:
+    """What copies of a parameter must have in common."""
     training = "trained" if parameter.requires_grad else "frozen"
     return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}, {training}"
 

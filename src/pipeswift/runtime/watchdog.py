@@ -37,13 +37,14 @@ class Watchdog:
     """
 
     def __init__(self, peers: Peers, progress: Progress, patience: float):
-        self._rank, self._progress, self._patience = peers.rank, progress, patience
+        self._rank, self._progress, self._patience = peers.everyone.rank, progress, patience
+        self._replicas = peers.replicas.size
         self._interval = min(max(patience / 10, 0.1), 2.0)
-        self._processes: list[Process] = peers.all_gather(Process.here())
+        self._processes: list[Process] = peers.everyone.all_gather(Process.here())
         hosts = {(process.host, process.namespace) for process in self._processes}
-        self._heartbeat = Heartbeat(peers, hosts_differ=len(hosts) > 1)
+        self._heartbeat = Heartbeat(peers.everyone, hosts_differ=len(hosts) > 1)
         now = monotonic()
-        self._heard: dict[int, tuple[State | None, float]] = dict.fromkeys(range(peers.size), (None, now))
+        self._heard: dict[int, tuple[State | None, float]] = dict.fromkeys(range(peers.everyone.size), (None, now))
         self._position, self._moved = progress.position(), now
         self._fault_since = inf
         self._closing, self._warned = Event(), False
@@ -156,7 +157,7 @@ class Watchdog:
     # The end.
 
     def _end(self, ranks: list[Sighting], fault: Fault) -> None:
-        _say(f"pipeswift watchdog: {fault.text}\n\n{table(ranks, fault)}\n")
+        _say(f"pipeswift watchdog: {fault.text}\n\n{table(ranks, fault, self._replicas)}\n")
         for _ in range(2):
             self._heartbeat.send(fault.text)
         self._exit(fault.text)
@@ -200,7 +201,7 @@ def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog 
     Raises, on every rank, PipeSwiftError when `patience` is no number of seconds, and Disagreement when ranks differ.
     """
     with connecting("starting the watchdog"):
-        everyone = peers.all_gather(patience)
+        everyone = peers.everyone.all_gather(patience)
     for rank, theirs in enumerate(everyone):
         if theirs is not None and not theirs > 0:
             raise PipeSwiftError(f"watchdog = {theirs} is no number of seconds above 0: use 60, or None for none")
@@ -209,7 +210,7 @@ def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog 
                 f"ranks disagree on the watchdog: rank 0 has {everyone[0]}, rank {rank} has {theirs}; "
                 "give every rank the same number of seconds"
             )
-    if patience is None or peers.size == 1:
+    if patience is None or peers.everyone.size == 1:
         return None
     with connecting("starting the watchdog"):
         return Watchdog(peers, progress, patience)

@@ -15,10 +15,14 @@ WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class Weights:
-    """The live version: the module's own parameters, by global name, in model order."""
+    """The live version: the module's own parameters, by global name, in model order.
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]):
+    experts: the names of those that differ from replica to replica of an expert group.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], experts: Iterable[str] = ()):
         self.leaves: dict[str, nn.Parameter] = dict(parameters)
+        self.experts = frozenset(experts)
         self._narrow = {name: leaf for name, leaf in self.leaves.items() if leaf.dtype not in WIDE}
         self._wide: dict[str, Tensor] = {}
 
