@@ -76,6 +76,11 @@ def measure(layers: int, ranks: int, kind: str, make: Callable[[Layers, Machine]
     return Row(layers, ranks, kind, min(seconds), found.bottleneck * ranks / costs.seconds.sum(), found.gap)
 
 
+def show(row: Row) -> str:
+    """One line of the table."""
+    return f"{row.layers:>6} {row.ranks:>6}  {row.kind:<19} {row.seconds:>8.3f} {row.over_ideal:>11.4f} {row.gap:>7.2%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How long a partition takes.")
     parser.add_argument("--json", type=Path, help="also write the rows here")
@@ -86,10 +91,7 @@ def main() -> None:
     for case in CASES:
         row = measure(*case)
         rows.append(row)
-        print(
-            f"{row.layers:>6} {row.ranks:>6}  {row.kind:<19} {row.seconds:>8.3f} {row.over_ideal:>11.4f} {row.gap:>7.2%}",
-            flush=True,
-        )
+        print(show(row), flush=True)
     if path:
         path.write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
 
