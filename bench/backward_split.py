@@ -5,7 +5,8 @@
 Four transformer blocks (width 256) on one thread. Ours runs as a one-stage pipeline's stage would; torch's is the split
 of torch.distributed.pipelining. Times are medians over rounds in which all of them take turns. The second table shows
 the bytes of activations that stay alive after F, after I and after W, beside what W needs: the inputs of the products
-and their gradients.
+and their gradients; once more with every block checkpointed. The third shows what running the W of four micro-batches
+as one brings.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,12 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils.checkpoint import checkpoint
 
 import harness
-from pipeswift.runtime.backward import Ledger, attach, weight_gradients
+from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
+from pipeswift.runtime.footprint import LiveBytes
 from pipeswift.train.model import Block
 
 WIDTH, BLOCKS, LENGTH = 256, 4, 128
+TOGETHER = 4  # micro-batches whose W run as one
 
 
 class Times(NamedTuple):
@@ -36,9 +42,18 @@ class Times(NamedTuple):
     backward: float
 
 
-def stack() -> nn.Module:
+def stack(length: int = LENGTH) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(WIDTH, 8, LENGTH, scale=0.3) for _ in range(BLOCKS)))
+    return nn.Sequential(*(Block(WIDTH, 8, length, scale=0.3) for _ in range(BLOCKS)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 def clocked(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -56,8 +71,8 @@ def fused(model: nn.Module, x: Tensor, gradient: Tensor) -> Times:
 class Ours:
     """The stack as a stage of a schedule that splits the backward."""
 
-    def __init__(self) -> None:
-        self.model, self.ledger = stack(), Ledger()
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.model, self.ledger = model or stack(), Ledger()
         attach(self.model, self.ledger)
 
     def __call__(self, x: Tensor, gradient: Tensor) -> Times:
@@ -80,8 +95,8 @@ def torch_split(model: nn.Module, x: Tensor, gradient: Tensor) -> Times:
     return Times(forward, first + second)
 
 
-def batch(samples: int) -> tuple[Tensor, Tensor]:
-    shape = (samples, LENGTH, WIDTH)
+def batch(samples: int, length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    shape = (samples, length, WIDTH)
     return torch.randn(shape).requires_grad_(), torch.randn(shape)
 
 
@@ -101,13 +116,38 @@ def times(rank: int, world: int, samples: int, rounds: int) -> dict[str, list[Ti
     return results
 
 
-def alive(rank: int, world: int, samples: int) -> dict[str, int]:
+def batched(rank: int, world: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
+    """(seconds of the W of several micro-batches one after another, seconds of them as one)."""
+    ours = Ours(stack(tokens))
+    results = []
+    for round_ in range(rounds + 2):
+        seconds = []
+        for form in (one_by_one, as_one) if round_ % 2 else (as_one, one_by_one):
+            left: list[list[Pending]] = []
+            for _ in range(TOGETHER):
+                x, gradient = batch(1, tokens)
+                left.append(ours.input_gradient(get_gradient_edge(ours.model(x)), gradient))
+            seconds.append(clocked(partial(form, left))[0])
+        results.append(tuple(seconds if round_ % 2 else seconds[::-1]))
+    return results[2:]
+
+
+def one_by_one(left: list[list[Pending]]) -> None:
+    for pendings in left:
+        weight_gradients(pendings)
+
+
+def as_one(left: list[list[Pending]]) -> None:
+    weight_gradients(joined([pending for pendings in left for pending in pendings]))
+
+
+def alive(rank: int, world: int, samples: int, checkpointed: bool) -> dict[str, int]:
     """Bytes of tensors alive after each pass, beyond weights, their gradients, and the batch."""
-    ours = Ours()
+    ours = Ours(nn.Sequential(*map(Checkpointed, stack())) if checkpointed else None)
     for parameter in ours.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     x, gradient = batch(samples)
-    with harness.LiveBytes() as live:
+    with LiveBytes() as live:
         y = get_gradient_edge(ours.model(x))
         after_f = live.bytes()
         pendings = ours.input_gradient(y, gradient)
@@ -146,10 +186,18 @@ def main() -> None:
         harness.print_row(line, header=not table)
         table.append(line)
     print()
-    for samples in (1, 4, 8):
-        (sizes,) = harness.launch(alive, samples, world=1)
-        line = {"samples": samples} | {f"{name}, MB": size / 1e6 for name, size in sizes.items()}
-        harness.print_row(line, header=samples == 1)
+    for samples, checkpointed in product((1, 4, 8), (False, True)):
+        (sizes,) = harness.launch(alive, samples, checkpointed, world=1)
+        line = {"samples": samples, "checkpointed": checkpointed}
+        line |= {f"{name}, MB": size / 1e6 for name, size in sizes.items()}
+        harness.print_row(line, header=samples == 1 and not checkpointed)
+        table.append(line)
+    print()
+    for tokens in (4, 16, 64, 256):
+        (pairs,) = harness.launch(batched, tokens, options.rounds, world=1)
+        line = {"tokens": tokens, f"W x {TOGETHER} ms": 1e3 * median(single for single, _ in pairs)}
+        line["as one / singly"] = median(one / single for single, one in pairs)
+        harness.print_row(line, header=tokens == 4)
         table.append(line)
     if options.json:
         with open(options.json, "w") as file:

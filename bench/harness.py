@@ -11,9 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Loopback:
@@ -57,23 +54,3 @@ def print_row(row: dict[str, Any], header: bool) -> None:
         print("  ".join(f"{name:>16}" for name in row), flush=True)
     cells = (f"{value:>16.4g}" if isinstance(value, float) else f"{value!s:>16}" for value in row.values())
     print("  ".join(cells), flush=True)
-
-
-class LiveBytes(TorchDispatchMode):
-    """A context that knows the tensors made inside it; `bytes()` is what is still alive of them, each memory once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in inputs:
-                storage = tensor.untyped_storage()
-                self._storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        return result
-
-    def bytes(self) -> int:
-        return sum(size for reference, size in self._storages.values() if not reference.expired())

@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 
 GENERAL = "runtime/test_general.py"
 RULES = "runtime/test_rules.py"
+BACKWARD = "runtime/test_backward.py"
 WATCHDOG = "runtime/test_watchdog.py"
 LATER = "later: "
 
@@ -79,6 +80,17 @@ CASES: dict[str, tuple[str, str]] = {
     "6.7": ("only the last micro-batch counts", f"{RULES}::test_sum_and_count_divides_once_by_the_global_count"),
     "6.8": ("validation loss divided too", f"{RULES}::test_evaluation_touches_nothing_of_training"),
     "6.10": ("unexplained drift", "runtime/test_pipeline.py::test_every_schedule_equals_the_plain_loop"),
+    # Activation checkpointing
+    "8.1": (
+        "recomputed activations outlive the step",
+        "runtime/test_memory.py::test_recomputation_under_a_split_backward",
+    ),
+    "8.2": ("recomputed for I, and again for W", "runtime/test_memory.py::test_recomputation_under_a_split_backward"),
+    "8.3": ("a checkpoint over integer inputs", "runtime/test_memory.py::test_recomputation_under_a_split_backward"),
+    "8.4": ("what checkpointing buys, per pass", "test_docs.py::test_the_table_of_what_works_is_held_by_tests"),
+    # torch.compile
+    "9.2": ("set-up applied twice with two chunks", f"{BACKWARD}::test_layers_are_prepared_once"),
+    "9.3": ("which features combine", "test_docs.py::test_the_table_of_what_works_is_held_by_tests"),
     # Clipping
     "12.1": ("norm of one stage", "runtime/test_optimizer.py::test_clipping_uses_the_norm_of_all_stages"),
     "12.2": ("clipping skipped with tensor parallelism", LATER + "tensor parallelism"),
@@ -107,6 +119,19 @@ CASES: dict[str, tuple[str, str]] = {
         "more micro-batches, out of memory: explained",
         "runtime/test_memory.py::test_measured_bytes_are_the_simulated_ones",
     ),
+    # Split backward
+    "17.1": ("a weight at two places counts double", f"{BACKWARD}::test_a_weight_at_two_places_counts_once_each"),
+    "17.3": (
+        "weight gradients returned, never filled in",
+        f"{BACKWARD}::test_the_gradients_that_w_makes_are_those_it_accumulates",
+    ),
+    "17.4": (
+        "one stage, or no input gradient",
+        f"{BACKWARD}::test_delayed_weight_gradients_equal_the_plain_loop",
+    ),
+    "17.5": ("V order on loop placement", "schedules/test_registry.py::test_a_schedule_owns_its_placement"),
+    "17.6": ("another order of sums", "runtime/test_pipeline.py::test_every_schedule_equals_the_plain_loop"),
+    "17.7": ("layers that no rule covers", f"{BACKWARD}::test_what_no_rule_covers_is_said_once"),
     # DualPipe
     "18.2": ("B means two things", "schedules/test_dualpipe.py::test_the_formulas_say_b_for_two_things"),
     "18.4": (

@@ -29,6 +29,20 @@ def test_the_page_says_whether_the_overlap_is_real(name):
     assert "**Is the overlap real?**" in (DOCS / "schedules" / f"{name}.md").read_text(encoding="utf-8")
 
 
+def test_the_table_of_what_works_is_held_by_tests():
+    first, *_ = (DOCS / "supported.md").read_text(encoding="utf-8").split("\n## ")
+    rows = re.findall(r"^\|.*\|$", first, re.MULTILINE)[2:]
+    assert len(rows) >= 12
+    for row in rows:
+        _, works, *_, held = (cell.strip() for cell in row.strip("|").split("|"))
+        if works == "no":
+            continue
+        found = re.findall(r"`(\w+(?:/\w+)*\.py)::(\w+)`", held)
+        assert found, row
+        for file, name in found:
+            assert f"def {name}(" in (DOCS.parent / "tests" / file).read_text(encoding="utf-8"), row
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):

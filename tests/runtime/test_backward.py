@@ -85,6 +85,8 @@ LAYERS = {
     "TorchScript": lambda: torch.jit.script(nn.Linear(16, 16)),  # was refused: it takes no hooks
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
+    "unused parameter": lambda: unused(nn.Linear(16, 16)),
+    "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()), backend="eager"),
     "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
 }
 
@@ -95,6 +97,11 @@ def thrice(layer: nn.Module) -> nn.Module:
 
 def freeze(layer: nn.Module, name: str) -> nn.Module:
     getattr(layer, name).requires_grad_(False)
+    return layer
+
+
+def unused(layer: nn.Module) -> nn.Module:
+    layer.spare = nn.Parameter(torch.ones(3))
     return layer
 
 
@@ -164,6 +171,13 @@ class Halved:
         loss.backward()
         self._ledger.pendings = None
         return x.grad, pendings
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether no element differs by more than 1e-5 of the largest of its parameter: float32, sums in another order."""
+    return one.keys() == other.keys() and all(
+        (one[name] - other[name]).abs().max() <= 1e-5 * other[name].abs().max() for name in one
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -237,6 +251,47 @@ def test_a_weight_at_two_places_counts_once_each():
     assert x.grad.tolist() == [[7, 7]]
 
 
+def test_the_gradients_that_w_makes_are_those_it_accumulates():
+    # Case 17.3.
+    layer = nn.Linear(16, 16)
+    _, (pending,) = Halved(layer)(samples()[0])
+    weight, bias = pending.gradients()
+    weight_gradients([pending])
+    assert torch.equal(layer.weight.grad, weight)
+    assert torch.equal(layer.bias.grad, bias)
+
+
+class Twice(nn.Module):
+    """Another layer's linear, used here too."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+def test_layers_are_prepared_once():
+    # Case 9.2: two chunks, two executors, and a module that three layers share, two of them in one chunk.
+    linear = nn.Linear(16, 16)
+    layers = [Twice(linear), Twice(linear), nn.Linear(16, 16), Twice(linear)]
+    x = torch.cat(samples())
+    pipe = Pipeline(layers, loss=lambda out, _: out.square().mean(), schedule="zb-v", microbatches=3)
+    pipe.step(x, x)
+    hooks = len(linear._forward_pre_hooks)
+    assert hooks == len(pipe.stages) == 2
+    pipe.step(x, x, microbatches=2)
+    pipe.step(x, x)
+    assert len(linear._forward_pre_hooks) == hooks
+    gradients = {name: parameter.grad.clone() for name, parameter in pipe.named_parameters()}
+    pipe.close()
+    plain = nn.Sequential(*layers)
+    plain.zero_grad()
+    (3 * plain(x).square().mean()).backward()
+    assert close(gradients, {name: parameter.grad for name, parameter in plain.named_parameters() if name in gradients})
+
+
 def test_autocast_keeps_its_bits_too():
     layers = []
     for _ in range(2):
@@ -286,13 +341,6 @@ def delayed(ranks: int, microbatches: int, delay: int) -> Schedule:
                 yield W(rank, i - delay)
 
     return Schedule.one_route(order, ranks=ranks, microbatches=microbatches, name="delayed W")
-
-
-def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether no element differs by more than 1e-5 of the largest of its parameter: float32, sums in another order."""
-    return one.keys() == other.keys() and all(
-        (one[name] - other[name]).abs().max() <= 1e-5 * other[name].abs().max() for name in one
-    )
 
 
 BATCHED = {  # layer -> products that three micro-batches' W are

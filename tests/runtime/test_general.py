@@ -147,7 +147,7 @@ def views_and_in_place() -> Build:
     return [Embed, InPlace, View, lambda: Block(0), InPlace, View, lambda: Block(1), InPlace, Head]
 
 
-@pytest.mark.parametrize(("chunks", "schedule"), [(None, "1f1b"), (2, "interleaved-1f1b")])
+@pytest.mark.parametrize(("chunks", "schedule"), [(None, "1f1b"), (2, "interleaved-1f1b"), (None, "zb-h1")])
 def test_views_and_layers_that_change_their_input(procs: Pool, chunks: int | None, schedule: str):
     equal_to_one_process(procs, Run(views_and_in_place, {"microbatches": 4}, [step(*batch(8))]), 3)
     settings = {"microbatches": 4, "schedule": schedule, "chunks": chunks}

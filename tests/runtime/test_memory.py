@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeswift import schedules
 from pipeswift.cost import Costs
 from pipeswift.ir import Op
 from pipeswift.runtime import Pipeline, init_mesh
-from pipeswift.runtime.footprint import Footprint
+from pipeswift.runtime.footprint import Footprint, LiveBytes
 from pipeswift.simulate import replay
 from pipeswift.trace import peak_memory
 from tests.procs import Pool
-from tests.runtime.models import batch, builders, token_loss
+from tests.runtime.models import batch, builders, plain_loop, same, token_loss
 
 ROWS, WIDE = 256, 512  # half a megabyte of float32
 
@@ -110,24 +111,29 @@ def test_measured_bytes_are_the_simulated_ones(procs: Pool, name: str, chunks: i
 class Watched:
     """Notes, after every pass of a rank's stages, what is kept; and what the first pass of each kind has changed."""
 
-    def __init__(self, pipe: Pipeline, footprint: Footprint):
-        self._stages, self._footprint = list(pipe.stages.values()), footprint
-        self.peak = self.left = 0
+    def __init__(self, pipe: Pipeline, level: Callable[[Any], int]):
+        self._stages, self._level = list(pipe.stages.values()), level
+        self.peak = self.left = self._base = 0
         self.changes: dict[tuple[int, Op], int] = {}
         for stage in self._stages:
             for op, method in ((Op.F, "forward"), (Op.I, "input_gradient"), (Op.W, "weight_gradient")):
                 setattr(stage, method, partial(self._after, stage.index, op, getattr(stage, method)))
 
     def _after(self, stage: int, op: Op, call: Callable[..., Any], *arguments: Any) -> Any:
+        before = self._level(())
+        if not self.changes:
+            self._base = before
         result = call(*arguments)
-        before, self.left = self.left, self._level()
-        self.changes.setdefault((stage, op), self.left - before)
+        self.left = self._level(result) - self._base
+        self.changes.setdefault((stage, op), self.left + self._base - before)
         self.peak = max(self.peak, self.left)
         return result
 
-    def _level(self) -> int:
-        pendings = (p for stage in self._stages for left in stage._pendings.values() for p in left)
-        return self._footprint.with_also(tensor for p in pendings for tensor in (p.x, p.gradient))
+
+def kept(pipe: Pipeline, footprint: Footprint, result: Any) -> int:
+    """Bytes that autograd and the backwards that wait for their W keep."""
+    pendings = (p for stage in pipe.stages.values() for left in stage._pendings.values() for p in left)
+    return footprint.with_also(tensor for p in pendings for tensor in (p.x, p.gradient))
 
 
 def split_footprints(rank: int, world: int, schedule: str, m: int) -> tuple[dict[tuple[int, Op], int], int, int]:
@@ -135,10 +141,75 @@ def split_footprints(rank: int, world: int, schedule: str, m: int) -> tuple[dict
     pipe = Pipeline(builders(10), loss=token_loss, schedule=schedule, microbatches=m, mesh=init_mesh(pp=world))
     inputs, targets = batch(2 * m)
     with Footprint([inputs, targets, *(parameter for _, parameter in pipe.named_parameters())]) as footprint:
-        watched = Watched(pipe, footprint)
+        watched = Watched(pipe, partial(kept, pipe, footprint))
         pipe.step(inputs, targets)
     pipe.close()
     return watched.changes, watched.peak, watched.left
+
+
+class Recomputed(nn.Module):
+    """A block that keeps only its input, and runs again in I; counts its forwards."""
+
+    def __init__(self, block: nn.Module):
+        super().__init__()
+        self.block = block
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._inside, x, use_reentrant=False)
+
+    def _inside(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        return self.block(x)
+
+
+def recomputed(m: int) -> tuple[list[Callable[[], nn.Module]], Tensor, Tensor]:
+    """(layers, all of them checkpointed, the embedding with its integer input too; inputs; targets)"""
+    layers: list[Callable[[], nn.Module]] = [lambda build=build: Recomputed(build()) for build in builders(10)]
+    return layers, *batch(2 * m)
+
+
+def alive(live: LiveBytes, result: Any) -> int:
+    """Bytes of all tensors but those that a pass hands on."""
+    live.forget(getattr(result, "tensors", result) or ())
+    return live.bytes()
+
+
+def recomputing(rank: int, world: int, schedule: str, m: int) -> dict[str, Any]:
+    """Bytes by pass, peak, rest, forwards per layer, and the gradients of one step."""
+    layers, inputs, targets = recomputed(m)
+    pipe = Pipeline(layers, loss=token_loss, schedule=schedule, microbatches=m, mesh=init_mesh(pp=world))
+    pipe.step(inputs, targets)  # gradients are there from now on
+    blocks = [layer for stage in pipe.stages.values() for layer in stage.layers()]
+    gradients = {name: parameter.grad.clone() for name, parameter in pipe.named_parameters()}
+    forwards = [block.forwards for block in blocks]
+    with LiveBytes() as live:
+        watched = Watched(pipe, partial(alive, live))
+        pipe.step(inputs, targets)
+        left = live.bytes()
+    pipe.close()
+    return dict(changes=watched.changes, peak=watched.peak, left=left, forwards=forwards, gradients=gradients)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2"])
+def test_recomputation_under_a_split_backward(procs: Pool, name: str):
+    """Case 8.1: within the simulator's bound, nothing outlives the step. 8.2: two forwards. 8.3: integer inputs."""
+    world, m = 4, 8
+    by_rank = procs.run(recomputing, name, m, world=world)
+    schedule = schedules.build(name, world, m)
+    memory = np.zeros((4, schedule.num_stages))
+    for rank in by_rank:
+        for (stage, op), change in rank["changes"].items():
+            memory[op, stage] = change
+    predicted = peak_memory(replay(schedule, Costs.uniform(schedule.num_stages)), memory)
+    gradients: dict[str, Tensor] = {}
+    for rank, seen in enumerate(by_rank):
+        assert seen["left"] == 0
+        assert seen["peak"] == pytest.approx(predicted[rank], rel=0.1)
+        assert set(seen["forwards"]) == {2 * m}
+        gradients |= seen["gradients"]
+    plain = plain_loop(builders(10), *batch(2 * m), m)[1]
+    assert same({name.replace(".block.", "."): gradient for name, gradient in gradients.items()}, plain)
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"])

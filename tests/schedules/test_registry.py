@@ -37,6 +37,13 @@ def test_the_list():
     assert all(found.paper and found.summary.endswith(".") for found in entries())
 
 
+@pytest.mark.parametrize(("name", "second"), [("zb-v", 7), ("v-half", 7), ("v-min", 7), ("interleaved-1f1b", None)])
+def test_a_schedule_owns_its_placement(name, second):
+    # Case 17.5: at p = 4, v = 2, a V holds stages r and 7 - r on rank r, a loop r and r + 4.
+    held = [[stage for _, stage in build(name, 4, 8).stages_on(rank)] for rank in range(4)]
+    assert held == [[rank, second - rank if second else rank + 4] for rank in range(4)]
+
+
 def test_closed_forms_of_memory_agree_with_the_orders():
     for found, p, m, v in grid():
         peaks = peak_activations(build(found.name, p, m, v))

@@ -1,4 +1,4 @@
-"""How many bytes autograd keeps between forward and backward, counted as they come and go."""
+"""How many bytes are alive: what autograd keeps between forward and backward, or every tensor made in a context."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Footprint:
@@ -68,3 +71,28 @@ class _Saved:
 
     def tensor_of(self) -> Tensor:
         return self.tensor
+
+
+class LiveBytes(TorchDispatchMode):
+    """A context that knows the tensors made inside it; `bytes()` is what is still alive of them, each memory once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in inputs:
+                storage = tensor.untyped_storage()
+                self._storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def forget(self, tensors: Iterable[Tensor]) -> None:
+        """Counts their memory no more, as it is somebody else's now."""
+        for tensor in tensors:
+            self._storages.pop(tensor.untyped_storage().data_ptr(), None)
+
+    def bytes(self) -> int:
+        return sum(size for reference, size in self._storages.values() if not reference.expired())

@@ -105,8 +105,7 @@ class Stage:
         """Makes I and W possible, from the next forward on; whole backwards stay what they are."""
         if self.ledger is None:
             self.ledger = Ledger()
-            for layer in self.layers():
-                attach(layer, self.ledger)
+            attach(nn.ModuleList(self.layers()), self.ledger)  # one list, so that what layers share is prepared once
 
     def bind(self, op: Op, microbatch: int) -> None:
         """Before every pass: from here to the next one the layers run on the weights that this pass uses."""
