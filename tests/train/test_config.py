@@ -130,3 +130,21 @@ def test_ranks_must_agree_on_everything_but_paths():
 def test_checking_settings_does_not_load_torch():
     code = "import sys, pipeswift.train.config, pipeswift.train.data, pipeswift.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_settings_of_schedules_without_flush(tmp_path):
+    asynchronous = ["pipeline.schedule=pipedream", "pipeline.pp=2"]
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    config = load(file, [*asynchronous, "pipeline.weights=2bw", "pipeline.updates_every=2"])
+    assert (config.pipeline.weights, config.pipeline.updates_every) == ("2bw", 2)
+    for override, text in (
+        ("pipeline.updates_every=3", "updates_every = 3 does not divide the 8 micro-batches"),
+        ("pipeline.weights=2bw", "2bw needs at least as many micro-batches per update as ranks"),
+        ("train.accumulate=2", "train.accumulate = 2 adds up gradients over flushes, and pipedream has none"),
+    ):
+        assert text in refusal(tmp_path, "", *asynchronous, override)
+    for override in ("pipeline.weights=stash", "pipeline.updates_every=2", "train.staleness_correction=5"):
+        setting = override.partition("=")[0]
+        assert f"{setting} = " in (text := refusal(tmp_path, "", override))
+        assert 'is for schedules without flush: leave it out, or use pipeline.schedule = "pipedream"' in text

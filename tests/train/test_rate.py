@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeswift.train.rate import learning_rate
+from pipeswift.train.rate import corrected, learning_rate
 
 
 def rates(steps, warmup, final=0.1):
@@ -23,3 +23,11 @@ def test_a_run_shorter_than_its_warm_up_only_climbs():
 
 def test_a_single_step_is_taken_at_the_peak():
     assert rates(1, 0) == rates(1, 1) == [1.0]
+
+
+def test_a_stale_gradient_has_a_smaller_rate_at_first():
+    assert [corrected(1.0, 3, done, over=10) for done in (0, 5, 10, 20)] == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_no_staleness_and_no_correction_leave_the_rate_alone():
+    assert corrected(0.3, 0, 0, over=10) == corrected(0.3, 5, 0, over=0) == 0.3

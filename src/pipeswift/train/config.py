@@ -15,6 +15,7 @@ from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
 from pipeswift.train.misfit import explain
 from pipeswift.verify import InvalidSchedule, check
+from pipeswift.versions import VersionError, versions
 
 NonNegative = Annotated[int, Field(ge=0)]
 PathSetting = Annotated[Path, Field(strict=False)]
@@ -53,7 +54,12 @@ class Data(Section):
 
 
 class Train(Section):
-    """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches."""
+    """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches.
+
+    Without flush (pipeline.schedule = "pipedream") a step is one order of `microbatches` micro-batches with an update
+    every `pipeline.updates_every` of them, and clip_norm bounds the norm of each stage's gradients on its own.
+    staleness_correction: steps over which a stale gradient's smaller rate grows back to the usual; 0 for none.
+    """
 
     steps: PositiveInt = 140
     batch: PositiveInt = 64
@@ -64,6 +70,7 @@ class Train(Section):
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.05  # share of lr that the cosine ends at
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: PositiveFloat = 1.0
+    staleness_correction: NonNegative = 0
     seed: NonNegative = 0
     eval_every: PositiveInt = 28
     eval_batches: PositiveInt = 4
@@ -72,12 +79,17 @@ class Train(Section):
 class Pipeline(Section):
     """chunks: stages per rank, for schedules with a choice. threads: of each rank.
 
+    weights, updates_every: for schedules without flush, which version of its weights a stage uses for a micro-batch,
+    and how many micro-batches make an update; by default stash and 1.
+
     batched_weight_gradients: W that follow each other run as one product; gradients are then equal within rounding.
     """
 
     pp: PositiveInt = 4
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
+    weights: Literal["stash", "vertical", "2bw", "none"] | None = None
+    updates_every: PositiveInt | None = None
     policy: Literal["follow"] = "follow"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     batched_weight_gradients: bool = False
@@ -186,13 +198,41 @@ def _check(config: Config) -> None:
             f"train.batch = {train.batch} does not divide into train.accumulate x train.microbatches = "
             f"{train.accumulate} x {train.microbatches} equal parts. Use train.batch = {_multiple(train.batch, unit)}."
         )
-    stages = config.build_schedule().num_stages
+    schedule = config.build_schedule()
+    _check_flush(config, schedule)
+    stages = schedule.num_stages
     if model.layers < stages:
         raise ConfigError(
             f"model.blocks = {model.blocks} makes {model.layers} layers (embedding, blocks, head), fewer than the "
             f"{stages} stages of {pipeline.schedule} with pipeline.pp = {pipeline.pp}. Every stage needs a layer: use "
             f"model.blocks = {stages - 2} or more."
         )
+
+
+def _check_flush(config: Config, schedule: Schedule) -> None:
+    """Settings that belong to schedules with a flush, or to those without."""
+    train, pipeline = config.train, config.pipeline
+    if not schedule.flush:
+        try:
+            versions(schedule, pipeline.weights or "stash", pipeline.updates_every or 1)
+        except VersionError as error:
+            raise ConfigError(f"pipeline.updates_every, pipeline.weights: {error}") from error
+        if train.accumulate > 1:
+            raise ConfigError(
+                f"train.accumulate = {train.accumulate} adds up gradients over flushes, and {pipeline.schedule} has "
+                "none: use train.accumulate = 1, and pipeline.updates_every for larger updates"
+            )
+        return
+    for setting, value in (
+        ("pipeline.weights", pipeline.weights),
+        ("pipeline.updates_every", pipeline.updates_every),
+        ("train.staleness_correction", train.staleness_correction),
+    ):
+        if value:
+            raise ConfigError(
+                f"{setting} = {json.dumps(value)} is for schedules without flush: leave it out, or use "
+                f'pipeline.schedule = "pipedream" instead of "{pipeline.schedule}"'
+            )
 
 
 def _multiple(value: int, unit: int) -> int:

@@ -11,15 +11,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from pipeswift.runtime import Optimizer, Pipeline, Result, init_mesh
+from pipeswift.runtime import Pipeline, Result, init_mesh
 from pipeswift.runtime.layers import even_layout
 from pipeswift.trace import Trace, busy_per_rank, makespan
 from pipeswift.train import data
 from pipeswift.train.config import Config
 from pipeswift.train.metrics import Outcome, Row, Step
 from pipeswift.train.model import next_byte_loss
-from pipeswift.train.rate import learning_rate
 from pipeswift.train.sample import layers_of
+from pipeswift.train.updates import Updates, updates_of
 
 _LATE_STEPS = 20
 _EVALUATION = 1 << 32  # keeps the draws of held-out text apart from those of training
@@ -30,16 +30,14 @@ def train(config: Config, on_row: Callable[[Row], None]) -> Outcome:
     torch.set_num_threads(config.pipeline.threads)
     text = data.load(config.data.path, window=config.model.context + 1)
     pipe = build(config, text)
-    optimizer = pipe.optimizer(
-        torch.optim.AdamW, lr=config.train.lr, betas=(0.9, 0.95), weight_decay=config.train.weight_decay
-    )
+    updates = updates_of(pipe, config)
     began = perf_counter()
     first_held_out = held_out = evaluate(pipe, config, text)
     on_row(Row(step=0, held_out=held_out))
     late: deque[Trace] = deque(maxlen=_LATE_STEPS)
     durations: list[float] = []
     for index in range(config.train.steps):
-        step, trace = train_step(pipe, optimizer, config, text, index)
+        step, trace = train_step(pipe, updates, config, text, index)
         late.append(trace)
         durations.append(step.seconds)
         done = index + 1
@@ -62,24 +60,19 @@ def train(config: Config, on_row: Callable[[Row], None]) -> Outcome:
     )
 
 
-def train_step(pipe: Pipeline, optimizer: Optimizer, config: Config, text: data.Text, index: int) -> tuple[Step, Trace]:
-    """One optimizer step. Returns its figures and the timeline of its last flush, of all ranks."""
+def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text, index: int) -> tuple[Step, Trace]:
+    """One step. Returns its figures and the timeline of its last flush, of all ranks."""
     settings, flushes = config.train, config.train.accumulate
     began = perf_counter()
-    rate = learning_rate(index, steps=settings.steps, peak=settings.lr, warmup=settings.warmup, final=settings.final_lr)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    results = [
-        pipe.step(*draw(text.training, config, index * flushes + flush), scale=1 / flushes) for flush in range(flushes)
-    ]
-    norm = optimizer.step(clip_norm=settings.clip_norm)
+    batches = [draw(text.training, config, index * flushes + flush) for flush in range(flushes)]
+    taken = updates.step(index, batches)
     seconds = perf_counter() - began
 
-    trace = pipe.gather_trace(results[-1])
+    trace = pipe.gather_trace(taken.results[-1])
     step = Step(
-        loss=mean_loss(results),
-        learning_rate=rate,
-        gradient_norm=norm,
+        loss=mean_loss(taken.results),
+        learning_rate=taken.rate,
+        gradient_norm=taken.norm,
         seconds=seconds,
         tokens_per_second=settings.batch * config.model.context / seconds,
         utilization=tuple((busy_per_rank(trace) / makespan(trace)).tolist()),
@@ -97,6 +90,8 @@ def build(config: Config, text: data.Text) -> Pipeline:
         mesh=init_mesh(pp=config.pipeline.pp),
         layout=layout(model.blocks, schedule.num_stages),
         seed=config.train.seed,
+        weights=config.pipeline.weights,
+        updates_every=config.pipeline.updates_every,
         batched_weight_gradients=config.pipeline.batched_weight_gradients,
         config=config.agreement() | {"data": text.fingerprint},
     )
