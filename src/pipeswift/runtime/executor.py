@@ -200,7 +200,7 @@ class Executor:
 
         def forward(work: Pass) -> None:
             arguments = self._job.arguments[work.microbatch] if self._job.arguments else {}
-            entry = Entry(work.microbatch, self._job.first + work.microbatch, self._job.key, arguments)
+            entry = Entry(work.microbatch, self._job.key, arguments, self._job.first + work.microbatch)
             if stage == self._last:
                 self._check_samples(work)
             work.value = piece.forward(segment, entry, work.value)

@@ -28,9 +28,9 @@ class Entry(NamedTuple):
     """
 
     microbatch: int
-    number: int
     key: int
     arguments: Mapping[str, Any]
+    number: int = 0
 
 
 class Crossing(NamedTuple):
