@@ -7,26 +7,27 @@ import pytest
 
 from pipeswift.cost import Costs
 from pipeswift.ir import Op
+from pipeswift.policy import Decision, Policy
 from pipeswift.schedules import build
 from pipeswift.simulate import CostsMismatch, Deadlock, replay, run
 from pipeswift.trace import busy_per_rank, makespan, peak_memory
 from tests.simulate.written import starts, written
 
 
-class BackwardFirst:
+class BackwardFirst(Policy):
     """Greedy: a whole backward if one is ready, else a forward."""
 
     def next(self, ready, view):
         candidates = [action for action in ready if action.op in (Op.F, Op.B)]
-        return max(candidates, key=lambda action: (action.op, -action.microbatch), default=None)
+        return Decision(max(candidates, key=lambda action: (action.op, -action.microbatch), default=None))
 
 
-class Never:
+class Never(Policy):
     def next(self, ready, view):
-        return None
+        return Decision(None)
 
 
-class Asked:
+class Asked(Policy):
     """Greedy too; writes down when it was asked what."""
 
     def __init__(self):
@@ -64,7 +65,7 @@ def test_a_policy_overtakes_a_late_micro_batch_where_an_order_waits():
     assert busy_per_rank(greedy).tolist() == [9.0, 9.0]
 
 
-def test_a_policy_is_asked_when_its_rank_is_free_and_something_happened_there():
+def test_a_policy_is_asked_when_its_rank_is_free_and_something_happened_there_until_all_is_done():
     asked = Asked()
     run(written("0F0 0B0", "1F0 1B0"), Costs.uniform(2, comm=0.5), asked)
     assert asked.questions == [
@@ -73,9 +74,7 @@ def test_a_policy_is_asked_when_its_rank_is_free_and_something_happened_there():
         (0, 1.0, 1, []),
         (1, 1.5, 0, ["1F0"]),
         (1, 2.5, 1, ["1I0", "1B0"]),
-        (1, 4.5, 2, []),
         (0, 5.0, 1, ["0I0", "0B0"]),
-        (0, 7.0, 2, []),
     ]
 
 
@@ -105,9 +104,9 @@ class TestDeadlock:
 
 
 def test_a_policy_cannot_start_what_is_not_ready():
-    class Hasty:
+    class Hasty(Policy):
         def next(self, ready, view):
-            return next(iter(build("1f1b", 2, 1).orders[view.rank]))
+            return Decision(next(iter(build("1f1b", 2, 1).orders[view.rank])))
 
     with pytest.raises(ValueError, match=r"started 1F0 on rank 1 at 0\.0"):
         run(build("1f1b", 2, 1), Costs.uniform(2), Hasty())

@@ -1,7 +1,27 @@
 """Decisions: which ready action a rank starts next."""
 
-from pipeswift.policy.base import Policy, View
+from pipeswift.policy.base import Decision, Policy, Rule, View
+from pipeswift.policy.calibrate import calibrate
 from pipeswift.policy.follow import Follow
+from pipeswift.policy.monitor import Alarm, Calibration, Monitor, Summary
 from pipeswift.policy.ready import Ready, Slots, slots_of
+from pipeswift.policy.swift import Prices, Rules, Swift
 
-__all__ = ["Follow", "Policy", "Ready", "Slots", "View", "slots_of"]
+__all__ = [
+    "Alarm",
+    "Calibration",
+    "Decision",
+    "Follow",
+    "Monitor",
+    "Policy",
+    "Prices",
+    "Ready",
+    "Rule",
+    "Rules",
+    "Slots",
+    "Summary",
+    "Swift",
+    "View",
+    "calibrate",
+    "slots_of",
+]

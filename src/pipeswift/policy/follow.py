@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pipeswift.ir import Action, Overlap, Schedule, parts
-from pipeswift.policy.base import View
+from pipeswift.policy.base import Decision, Policy, View
 from pipeswift.policy.ready import Ready
 
 
-class Follow:
+class Follow(Policy):
     """Starts the next entry of each rank's order; waits while that entry is not ready, whatever else is."""
 
     def __init__(self, schedule: Schedule):
-        self._orders = tuple(tuple(order) for order in schedule.orders)
+        self._orders: tuple[tuple[Action | Overlap, ...], ...] = tuple(tuple(order) for order in schedule.orders)
 
-    def next(self, ready: Ready, view: View) -> Action | Overlap | None:
+    def next(self, ready: Ready, view: View) -> Decision:
         order = self._orders[view.rank]
         if view.started == len(order):
-            return None
+            return WAIT
         entry = order[view.started]
-        return entry if all(part in ready for part in parts(entry)) else None
+        return Decision(entry) if all(part in ready for part in parts(entry)) else WAIT
+
+
+WAIT = Decision(None)

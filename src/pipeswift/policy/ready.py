@@ -37,6 +37,8 @@ class Ready:
         self._backward = {(stage, route): deque(of_route[route]) for route, stage in self._held}
         self._weight: dict[tuple[int, int], deque[int]] = {(stage, route): deque() for route, stage in self._held}
         self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
+        self._feeds = _feeds(schedule, [stage for _, stage in self._held])
+        self._depth = 0
         self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
         self._unfinished = sum(len(queue) for queue in self._forward.values())
 
@@ -48,6 +50,7 @@ class Ready:
     def arrive(self, product: Product, stage: int, microbatch: int) -> None:
         """A product made elsewhere is here now."""
         self._here.add((product, stage, microbatch))
+        self._depth += (product, stage) in self._feeds
 
     def start(self, action: Action) -> None:
         """The action starts: it leaves its queue, and an F takes a slot."""
@@ -55,6 +58,8 @@ class Ready:
         head = self._queues[action.op][place].popleft()
         if head != action.microbatch:
             raise ValueError(f"{action} started out of order: micro-batch {head} was next")
+        if action.op is not Op.W and (action.op is not Op.F or action.stage):
+            self._depth -= 1
         if action.op is Op.F:
             self._free[place] -= 1
         elif action.op is Op.I:
@@ -64,7 +69,7 @@ class Ready:
         """The action ended: what it made is here, and what only it needed is not kept."""
         stage, op, microbatch = action
         for product in MAKES[op]:
-            self._here.add((product, stage, microbatch))
+            self.arrive(product, stage, microbatch)
         if op in self._closing:
             self._free[stage, self._route_of[microbatch]] += 1
             self._unfinished -= 1
@@ -96,8 +101,25 @@ class Ready:
         """Whether what that stage made of that micro-batch is here."""
         return (product, stage, microbatch) in self._here
 
+    @property
+    def depth(self) -> int:
+        """How many F and backwards have their input here and have not started, over this rank's stages.
+
+        The first stage's inputs are not counted: they are all here from the start.
+        """
+        return self._depth
+
     def free_slots(self, stage: int, route: int) -> int:
         return self._free[stage, route]
+
+
+def _feeds(schedule: Schedule, held: list[int]) -> frozenset[tuple[Product, int]]:
+    """The products that an F or a backward of the held stages waits for."""
+    last = schedule.num_stages - 1
+    feeds = {(Product.OUTPUT, stage - 1) for stage in held}
+    if not schedule.forward_only:
+        feeds |= {(Product.GRADIENT, stage + 1) if stage < last else (Product.OUTPUT, stage) for stage in held}
+    return frozenset(feeds)
 
 
 def slots_of(schedule: Schedule) -> dict[tuple[int, int], int]:

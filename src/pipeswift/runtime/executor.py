@@ -101,7 +101,7 @@ class Executor:
         while not ready.finished:
             while not inbox.empty():
                 self._arrive(ready, inbox.get())
-            entry = self._policy.next(ready, View(self.rank, clock(), started))
+            entry = self._policy.next(ready, View(self.rank, clock(), started)).entry
             if entry is None:
                 self._arrive(ready, inbox.get())
                 continue

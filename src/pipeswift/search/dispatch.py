@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeswift.ir import Action, Op, Order, Schedule
-from pipeswift.policy import Ready, View
+from pipeswift.policy import Decision, Policy, Ready, View
 from pipeswift.search.bound import round_trip
 from pipeswift.search.candidates import one_at_a_time
 from pipeswift.search.problem import Problem
@@ -22,16 +22,16 @@ SLOWEST = 2.0  # times as long as passes and links take, where memory would allo
 MOST_PASSES = 20_000  # beyond which the event loop takes too long
 
 
-class MostOverdue:
+class MostOverdue(Policy):
     """A policy: of the forwards and input gradients that are ready the one due first, else a weight gradient."""
 
     def __init__(self, due: np.ndarray, period: float):
         self._due = due.tolist()
         self._period = period
 
-    def next(self, ready: Ready, view: View) -> Action | None:
+    def next(self, ready: Ready, view: View) -> Decision:
         split = (action for action in ready if action.op is not Op.B)
-        return min(split, key=self._key, default=None)
+        return Decision(min(split, key=self._key, default=None))
 
     def _key(self, action: Action) -> tuple[bool, float, int]:
         stage, op, microbatch = action

@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 
 from pipeswift.cost import Costs
 from pipeswift.ir import Action, Op, Overlap, Product, Schedule, needs, parts
-from pipeswift.policy import Follow, Policy, Ready, Slots, View, slots_of
+from pipeswift.policy import Follow, Policy, Ready, Slots, Summary, View, slots_of
 from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
 from pipeswift.simulate.replay import timeline
 from pipeswift.simulate.tables import NONE, links, product_of, unmeasured
+from pipeswift.simulate.watch import Watch
 from pipeswift.trace import Trace
 
 
-def run(schedule: Schedule, costs: Costs, policy: Policy | None = None, slots: Slots | None = None) -> Trace:
+def run(
+    schedule: Schedule,
+    costs: Costs,
+    policy: Policy | None = None,
+    slots: Slots | None = None,
+    hearsay: Callable[[Summary, int], float] | None = None,
+) -> Trace:
     """When every action runs if `policy` decides; clock, links and Overlaps as in `replay`; seconds, from 0.
 
     policy: what each rank starts next; by default it follows the schedule. The schedule says where stages are.
     slots: (stage, route) -> micro-batches in flight there; by default the most that the schedule's own order has.
-    The policy is asked whenever a rank is free and something has happened on it: the step began, an entry of its own
-    ended, a message arrived; all that happens at one moment happens before the questions.
+    The policy is asked whenever a rank with work left is free and something has happened on it: the step began, an entry of its own
+    ended, a message arrived, the moment has come that it asked for; all that happens at one moment happens before the
+    questions.
+    hearsay: (summary, listening rank) -> seconds until it is there, inf if it is lost; by default the link's latency.
+    What a policy with a monitor decided is in the trace: a counter per rank and rule, and the depth of its queue.
     Raises Deadlock when nothing more will happen and a rank has work left, CostsMismatch as `replay` does, ValueError
     when the policy starts what is not ready.
     """
-    clock = _Clock(schedule, costs, slots_of(schedule) if slots is None else slots)
-    clock.play(Follow(schedule) if policy is None else policy)
+    policy = Follow(schedule) if policy is None else policy
+    clock = _Clock(schedule, costs, slots_of(schedule) if slots is None else slots, policy, hearsay)
+    clock.play()
     return clock.trace()
 
 
 class _Clock:
     """The state of one run: what each rank has done, and the events to come."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, slots: Slots):
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: Costs,
+        slots: Slots,
+        policy: Policy,
+        hearsay: Callable[[Summary, int], float] | None,
+    ):
         self._schedule = schedule
         self._costs = costs
         self._links = links(schedule, costs)
@@ -45,15 +64,20 @@ class _Clock:
         self._running = [0] * schedule.num_ranks  # actions started and not ended
         self._spans: list[list[tuple[Action, float, float]]] = [[] for _ in range(schedule.num_ranks)]
         self._channel_free: dict[int, float] = {}
-        # (time, number, rank, action, what arrives there of it): no product when the action ends there.
-        self._events: list[tuple[float, int, int, Action, Product | None]] = []
+        self._policy = policy
+        self._idle_since = [0.0] * schedule.num_ranks
+        monitors = [policy.monitor(rank) for rank in range(schedule.num_ranks)]
+        self._watch = Watch(schedule, costs, monitors, hearsay) if any(monitors) else None
+        # (time, number, rank, action, what arrives there of it): no product when the action ends there, no action
+        # when the policy wants to be asked.
+        self._events: list[tuple[float, int, int, Action | None, Product | None]] = []
         self._number = count()
 
-    def play(self, policy: Policy) -> None:
+    def play(self) -> None:
         now, touched = 0.0, set(range(self._schedule.num_ranks))
         while True:
             for rank in sorted(touched):
-                self._ask(policy, rank, now)
+                self._ask(rank, now)
             if not self._events:
                 break
             now = self._events[0][0]
@@ -65,14 +89,21 @@ class _Clock:
         spans = [span for mine in self._spans for span in mine]
         rows = np.array([action for action, _, _ in spans], dtype=np.int32).reshape(-1, 3)
         start, end = np.array([times for _, *times in spans], dtype=np.float64).reshape(-1, 2).T
-        return timeline(self._schedule, rows, [len(mine) for mine in self._spans], start, end)
+        trace = timeline(self._schedule, rows, [len(mine) for mine in self._spans], start, end)
+        return replace(trace, counters=self._watch.counters()) if self._watch else trace
 
-    def _ask(self, policy: Policy, rank: int, now: float) -> None:
-        if self._running[rank]:
-            return
+    def _ask(self, rank: int, now: float) -> None:
         ready = self._ready[rank]
-        entry = policy.next(ready, View(rank, now, self._started[rank]))
+        if self._running[rank] or ready.finished:
+            return
+        monitor = self._watch.monitor(rank, now) if self._watch else None
+        view = View(rank, now, self._started[rank], self._idle_since[rank], monitor)
+        entry, rule, until = self._policy.next(ready, view)
+        if self._watch:
+            self._watch.note(rank, now, rule, ready.depth)
         if entry is None:
+            if now < until < inf:
+                self._push(until, rank, None, None)
             return
         for action in parts(entry):
             if action not in ready:
@@ -83,6 +114,8 @@ class _Clock:
             self._running[rank] += 1
             self._spans[rank].append((action, start, end))
             self._push(end, rank, action, None)
+        if self._watch:
+            self._watch.tell(rank, parts(entry)[0], now, ready.depth)
 
     def _times(self, entry: Action | Overlap, now: float) -> Iterator[tuple[Action, float, float]]:
         """(action, start, end) of each part."""
@@ -97,17 +130,22 @@ class _Clock:
                 yield action, now, end
                 now = end
 
-    def _push(self, time: float, rank: int, action: Action, product: Product | None) -> None:
+    def _push(self, time: float, rank: int, action: Action | None, product: Product | None) -> None:
         heapq.heappush(self._events, (time, next(self._number), rank, action, product))
 
     def _happen(self, now: float) -> Iterator[int]:
         """Let everything of this moment happen; the ranks that it happened on."""
         while self._events and self._events[0][0] == now:
             _, _, rank, action, product = heapq.heappop(self._events)
-            if product is None:
+            if action is None:
+                pass
+            elif product is None:
                 self._running[rank] -= 1
+                self._idle_since[rank] = now
                 self._ready[rank].finish(action)
                 self._send(action, now)
+                if self._watch:
+                    self._watch.ended(rank, action, now)
             else:
                 self._ready[rank].arrive(product, action.stage, action.microbatch)
             yield rank

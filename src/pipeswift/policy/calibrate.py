@@ -1,0 +1,28 @@
+"""Calibration: what a static run says about a pipeline's times, for monitors that have seen nothing yet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeswift.ir import Op
+from pipeswift.policy.monitor import Calibration
+from pipeswift.trace import COMPUTE, Trace
+
+
+def calibrate(trace: Trace) -> Calibration:
+    """The mean seconds of each (stage, op) in `trace`, and the std/mean of each stage's passes.
+
+    A stage's swing is the largest among its F and backwards.
+    """
+    spans = trace.only(trace.lane == COMPUTE)
+    took = spans.end - spans.start
+    seconds: dict[tuple[int, Op], float] = {}
+    swing: dict[int, float] = {}
+    for stage in np.unique(spans.stage).tolist():
+        for op in Op:
+            mine = took[(spans.stage == stage) & (spans.op == op)]
+            if len(mine):
+                seconds[stage, op] = mean = float(mine.mean())
+                if op is not Op.W and mean > 0.0:
+                    swing[stage] = max(swing.get(stage, 0.0), float(mine.std()) / mean)
+    return Calibration(seconds, swing)

@@ -1,0 +1,167 @@
+"""The policy that adapts: the hint ranks what is ready, and what is known to be on its way may be worth a wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Action, Op, Schedule
+from pipeswift.policy.base import Decision, Policy, Rule, View
+from pipeswift.policy.monitor import Alarm, Calibration, Monitor
+from pipeswift.policy.ready import Ready, Slots, slots_of
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a choice costs, in mean passes of the rank.
+
+    Each place that an action is ahead of the next in the hint has a price, a W's places less than others', but a W has
+    one as such; so has a wait, besides its length. The cheapest choice is taken.
+    """
+
+    place: float = 0.15
+    weight_place: float = 0.04
+    weight: float = 0.26
+    hold: float = 0.04
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which rules are on. patience: mean passes after which a waiting rank runs the oldest ready action.
+
+    crowd: F waiting at the next stage from which on a W goes before an F; None never throttles.
+    """
+
+    follow: bool = True
+    advance: bool = True
+    hold: bool = True
+    crowd: int | None = None
+    patience: float = 10.0
+
+
+class Swift(Policy):
+    """Leaves the order of `hint`, one route without Overlaps, where stage times swing.
+
+    slots: in-flight limits by (stage, route); by default what the hint needs.
+    """
+
+    def __init__(
+        self,
+        hint: Schedule,
+        slots: Slots | None = None,
+        *,
+        prices: Prices = Prices(),
+        rules: Rules = Rules(),
+        alarm: Alarm = Alarm(),
+        calibration: Calibration | None = None,
+    ):
+        _check(hint)
+        needed = slots_of(hint)
+        slots = needed if slots is None else slots
+        self._prices, self._rules, self._alarm, self._calibration = prices, rules, alarm, calibration
+        self._rank_of = hint.routes[0]
+        self._last = hint.num_stages - 1
+        self._places = [dict(zip(order, count())) for order in hint.orders]
+        self._slots = [slots[stage, 0] for stage in range(hint.num_stages)]
+        # With as many slots as the hint needs, its first unstarted action over all ranks can always run.
+        self._may_follow = rules.follow and all(slots[place] >= most for place, most in needed.items())
+        ranks = hint.num_ranks
+        # Waiting pays where slots are scarce: with twice as many as ranks, there is always work in between.
+        self._scarcity = [min(max(2.0 - held / ranks, 0.0), 1.0) for held in self._slots]
+
+    def monitor(self, rank: int) -> Monitor:
+        return Monitor(rank, self._calibration, self._alarm)
+
+    def next(self, ready: Ready, view: View) -> Decision:
+        line = self._line(ready, view.rank)
+        if not line:
+            return STARVE
+        due, first = line[0]
+        monitor = view.monitor
+        assert monitor is not None, "the clock gives the monitor that this policy made"
+        patience = view.idle_since + self._rules.patience * monitor.unit
+        waited = view.now >= patience  # never while the unit is nan
+        if self._may_follow and monitor.steady and not waited:
+            return Decision(first if first in ready else None, Rule.FOLLOW, patience)
+        able = [(place, action) for place, action in line if action in ready]
+        if not able:
+            return STARVE
+        if waited and able[0][1] != first:
+            return Decision(min((action for _, action in able), key=_age), Rule.FORCE)
+        if not self._rules.advance and able[0][1] != first:
+            return Decision(None, Rule.FOLLOW, patience)
+        price, choice = min((self._price(place - due, action), action) for place, action in able)
+        if self._rules.hold and (until := self._worth_a_wait(price, line, ready, view, monitor)):
+            return Decision(None, Rule.HOLD, min(until, patience))
+        if (weight := self._instead(choice, able, monitor)) is not None:
+            return Decision(weight, Rule.THROTTLE)
+        return Decision(choice, Rule.FOLLOW if choice == first else Rule.ADVANCE)
+
+    def _line(self, ready: Ready, rank: int) -> list[tuple[int, Action]]:
+        """(place in the hint, action) of the next of each stage and op, ready or not, the next in the hint first."""
+        places = self._places[rank]
+        return sorted((places[action], action) for action in ready.next_in_line() if action in places)
+
+    def _price(self, ahead: int, action: Action) -> float:
+        prices = self._prices
+        return prices.weight + prices.weight_place * ahead if action.op is Op.W else prices.place * ahead
+
+    def _worth_a_wait(
+        self, price: float, line: list[tuple[int, Action]], ready: Ready, view: View, monitor: Monitor
+    ) -> float:
+        """Until when to wait rather than pay `price`; 0 for not at all.
+
+        Once a message is overdue, it is taken to be as far ahead as it is late.
+        """
+        latest = 0.0
+        for _, action in line:
+            if (scarcity := self._scarcity[action.stage]) and action.op is not Op.W and action not in ready:
+                arrival = self._arrival(action, ready, monitor)
+                affordable = (price * scarcity - self._prices.hold) * monitor.unit
+                if abs(arrival - view.now) < affordable:
+                    latest = max(latest, arrival + affordable)
+        return latest
+
+    def _arrival(self, action: Action, ready: Ready, monitor: Monitor) -> float:
+        """When what the action lacks will be here; inf unless another rank is known to be making it."""
+        stage, op, microbatch = action
+        if op is Op.F:
+            if stage == 0 or ready.free_slots(stage, 0) <= 0:
+                return inf
+            return monitor.end_of(self._rank_of[stage - 1], stage - 1, FORWARDS, microbatch)
+        if stage == self._last:
+            return inf
+        return monitor.end_of(self._rank_of[stage + 1], stage + 1, BACKWARDS, microbatch)
+
+    def _instead(self, choice: Action, able: list[tuple[int, Action]], monitor: Monitor) -> Action | None:
+        """A ready W to run instead of an F that the next stage has no use for yet."""
+        crowd = self._rules.crowd
+        if crowd is None or choice.op is not Op.F or choice.stage == self._last:
+            return None
+        if monitor.depth(self._rank_of[choice.stage + 1]) < crowd:
+            return None
+        return next((action for _, action in able if action.op is Op.W), None)
+
+
+STARVE = Decision(None, Rule.STARVE)
+FORWARDS, BACKWARDS = (Op.F,), (Op.I, Op.B)
+
+
+def _age(action: Action) -> tuple[int, int]:
+    """Older micro-batches first; of one micro-batch, what is closer to its end."""
+    return action.microbatch, -action.op
+
+
+def _check(hint: Schedule) -> None:
+    if len(hint.routes) != 1:
+        raise PipeSwiftError(
+            f"policy swift needs a schedule with one route: {hint.name} has {len(hint.routes)}. Use policy follow, or "
+            "a schedule with one route (1f1b, zb-h1)."
+        )
+    if any(len(order.joined) for order in hint.orders):
+        raise PipeSwiftError(
+            f"policy swift cannot part woven pairs: {hint.name} has Overlaps. Use policy follow, or a schedule without "
+            "them (1f1b, zb-h1)."
+        )
