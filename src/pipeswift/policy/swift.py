@@ -93,8 +93,10 @@ class Swift(Policy):
         if not self._rules.advance and able[0][1] != first:
             return Decision(None, Rule.FOLLOW, patience)
         price, choice = min((self._price(place - due, action), action) for place, action in able)
-        if self._rules.hold and (until := self._worth_a_wait(price, line, ready, view, monitor)):
-            return Decision(None, Rule.HOLD, min(until, patience))
+        if self._rules.hold and not waited:
+            until = min(self._worth_a_wait(price, line, ready, view, monitor), patience)
+            if until > view.now:
+                return Decision(None, Rule.HOLD, until)
         if (weight := self._instead(choice, able, monitor)) is not None:
             return Decision(weight, Rule.THROTTLE)
         return Decision(choice, Rule.FOLLOW if choice == first else Rule.ADVANCE)

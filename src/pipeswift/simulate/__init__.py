@@ -5,5 +5,19 @@ from pipeswift.simulate.events import run
 from pipeswift.simulate.measured import measured_costs
 from pipeswift.simulate.replay import replay
 from pipeswift.simulate.tables import CostsMismatch
+from pipeswift.simulate.variability import PATTERNS, Pattern, VariabilityError, factors, varied, work_bound
 
-__all__ = ["CostsMismatch", "Deadlock", "Stuck", "measured_costs", "replay", "run"]
+__all__ = [
+    "PATTERNS",
+    "CostsMismatch",
+    "Deadlock",
+    "Pattern",
+    "Stuck",
+    "VariabilityError",
+    "factors",
+    "measured_costs",
+    "replay",
+    "run",
+    "varied",
+    "work_bound",
+]

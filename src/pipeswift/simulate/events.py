@@ -31,9 +31,9 @@ def run(
 
     policy: what each rank starts next; by default it follows the schedule. The schedule says where stages are.
     slots: (stage, route) -> micro-batches in flight there; by default the most that the schedule's own order has.
-    The policy is asked whenever a rank with work left is free and something has happened on it: the step began, an entry of its own
-    ended, a message arrived, the moment has come that it asked for; all that happens at one moment happens before the
-    questions.
+    The policy is asked whenever a rank with work left is free and something has happened on it: the step began, an
+    entry of its own ended, a message arrived, or the moment has come that it asked for; all that happens at one moment
+    happens before the questions.
     hearsay: (summary, listening rank) -> seconds until it is there, inf if it is lost; by default the link's latency.
     What a policy with a monitor decided is in the trace: a counter per rank and rule, and the depth of its queue.
     Raises Deadlock when nothing more will happen and a rank has work left, CostsMismatch as `replay` does, ValueError
