@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import pipeswift.nn
 from pipeswift.errors import PipeSwiftError
-from pipeswift.ir import B, F, Order, Schedule
 from pipeswift.runtime import Pipeline, init_mesh
 from tests.procs import CaseFailed, Pool
 from tests.runtime.models import CLASSES, WIDTH, Block, Embed, Head, batch, builders, same, token_loss
@@ -717,20 +716,6 @@ def test_settings_of_the_wrong_kind_are_named(setting: str):
     settings: dict[str, Any] = {"microbatches": 2, setting: 2.5}
     with pytest.raises(PipeSwiftError, match=f"{setting} = 2.5 is no"):
         Pipeline(builders(3), loss=token_loss, **settings)
-
-
-def test_a_stage_on_two_ranks_is_refused(procs: Pool):
-    # Each rank trained its own copy, and they drifted apart.
-    for says in procs.run(two_homes, world=2):
-        assert "puts stage 0 on ranks [0, 1]" in says
-
-
-def two_homes(rank: int, world: int) -> str:
-    orders = [Order.of([F(0, r), F(1, 1 - r), B(1, 1 - r), B(0, r)]) for r in range(2)]
-    schedule = Schedule(orders=tuple(orders), routes=((0, 1), (1, 0)), route_of=(0, 1))
-    with pytest.raises(PipeSwiftError) as caught:
-        Pipeline(builders(4), loss=token_loss, schedule=schedule, mesh=init_mesh(pp=world))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["unpicklable", "incomparable", "factory"])

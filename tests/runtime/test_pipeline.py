@@ -36,15 +36,16 @@ def cases(ranks: int) -> list[Case]:
     return [
         Case(entry.name, entry.chunks, m)
         for entry, m in product(schedules.entries(), MICROBATCHES)
-        if entry.flush and all(rule.holds(ranks, m) for rule in entry.rules) and entry.name != "dualpipe"
+        if entry.flush and all(rule.holds(ranks, m) for rule in entry.rules)
     ]
 
 
 class SavedTensors:
     """Counts the activations that are alive: by weak references to what autograd saved, and by what I left for W."""
 
-    def __init__(self, stages: list[Stage]):
+    def __init__(self, stages: list[Stage], route_of: tuple[int, ...]):
         self._stages = stages
+        self._call_of = [route_of[: i + 1].count(route) for i, route in enumerate(route_of)]
         self._now: tuple[int, int] | None = None  # (stage on this rank, call)
         self._calls: dict[int, int] = defaultdict(int)
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -78,8 +79,8 @@ class SavedTensors:
         return len(self._live())
 
     def _live(self) -> set[tuple[int, int]]:
-        """(stage on this rank, call); micro-batch i is call i + 1 of every stage."""
-        waiting = {(n, i + 1) for n, stage in enumerate(self._stages) for i, _ in stage._pendings}
+        """(stage on this rank, call); the k-th micro-batch of a stage's route is its call k + 1."""
+        waiting = {(n, self._call_of[i]) for n, stage in enumerate(self._stages) for i, _ in stage._pendings}
         return {box.call for box in self._alive} | waiting
 
 
@@ -95,7 +96,7 @@ def train_once(rank: int, world: int, every: list[Case]) -> list[tuple[tuple[flo
             microbatches=case.microbatches,
             mesh=mesh,
         )
-        with SavedTensors(list(pipe.stages.values())) as saved:
+        with SavedTensors(list(pipe.stages.values()), pipe.schedule.route_of) as saved:
             result = pipe.step(*batch(2 * case.microbatches))
         gradients = {name: parameter.grad for name, parameter in pipe.named_parameters()}
         done = np.stack([result.trace.stage, result.trace.op, result.trace.microbatch], axis=1)
@@ -116,9 +117,11 @@ def test_every_schedule_equals_the_plain_loop(procs: Pool, ranks: int):
         for rank in range(ranks):
             assert list(by_rank[rank][number][0]) == losses, case
             piped |= by_rank[rank][number][1]
-        assert same(piped, gradients), case
-
         schedule = schedules.build(case.schedule, ranks, case.microbatches, case.chunks)
+        if schedule.parameters == 1:
+            assert same(piped, gradients), case
+        else:  # sums over two copies
+            assert all(torch.allclose(piped[name], gradients[name], rtol=1e-5, atol=1e-7) for name in gradients), case
         costs = Costs.uniform(schedule.num_stages, chunks=case.chunks)
         timeline = replay(schedule, costs)
         assert np.array_equal(run(schedule, costs).start, timeline.start), "event loop and replay differ"

@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Assembly:
-    """stages, weights: by stage index. ties: those that cross ranks. keywords: the arguments that some layer names.
+    """stages, weights: by stage index. ties: what several ranks hold. keywords: the arguments that some layer names.
 
     asynchronous: for a schedule without flush.
     """
@@ -75,7 +75,6 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         _check_kinds(request)
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
-        _require_one_home(schedule)
         _check_updates(schedule, request, peers.replicas.size)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
@@ -126,13 +125,14 @@ def _require_one_home(schedule: Schedule) -> None:
         if len(set(ranks)) > 1:
             raise PipeSwiftError(
                 f"schedule {schedule.name} puts stage {stage} on ranks {sorted(set(ranks))}, and copies of a stage are "
-                "not kept equal yet: use a schedule with each stage on one rank"
+                "not kept equal when weights change within a step: use a schedule that flushes"
             )
 
 
 def _check_updates(schedule: Schedule, request: Request, replicas: int) -> None:
     """A schedule that flushes has no choice of versions, and one that does not gets a plan that can run."""
     if not schedule.flush:
+        _require_one_home(schedule)
         plan_of(schedule, request.policy, request.every)
         if replicas > 1:
             raise PipeSwiftError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal
@@ -115,18 +116,21 @@ class Optimizer:
 def _number(
     peers: Peers, weights: Mapping[int, Weights], ties: Sequence[Tie]
 ) -> tuple[dict[tuple[str, int], int], int]:
-    """Gives every parameter of the model a number, in (stage, parameter) order; of a tied one, only the first copy.
+    """(the numbers of the parameters that this rank speaks for, how many there are in the model).
 
-    By (name, replica): that of the first, and for experts of each that holds others under the name.
+    They are numbered in (stage, parameter) order; of copies, on other ranks, the first speaks. By (name, replica): that
+    of the first, and for experts of each that holds others under the name.
     """
-    members: dict[int, list[tuple[str, int]]] = {}
+    silent = {(rank, tie.holders[rank]) for tie in ties for rank in tie.ranks[1:]}
     ep = peers.replicas.experts.size
     mine = {
         stage: [(name, replica) for name in version.leaves for replica in range(ep if name in version.experts else 1)]
         for stage, version in weights.items()
     }
-    for theirs in peers.all_gather(mine):
-        members |= theirs
-    copies = {tie.holders[rank] for tie in ties for rank in tie.ranks[1:]}
-    order = [member for stage in sorted(members) for member in members[stage] if member[0] not in copies]
-    return {member: number for number, member in enumerate(order)}, len(order)
+    members: dict[int, dict[tuple[str, int], None]] = defaultdict(dict)
+    for rank, theirs in enumerate(peers.all_gather(mine)):
+        for stage, held in theirs.items():
+            members[stage] |= dict.fromkeys(member for member in held if (rank, member[0]) not in silent)
+    order = [member for stage in sorted(members) for member in members[stage]]
+    slots = {member: number for number, member in enumerate(order) if (peers.rank, member[0]) not in silent}
+    return slots, len(order)

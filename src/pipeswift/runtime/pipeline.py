@@ -175,7 +175,8 @@ class Pipeline:
         arguments: keyword arguments for every layer whose forward names them, on every rank; see `split`.
         microbatches: for this step, if not the pipeline's own; needs a schedule given by name.
         scale: factor on the loss, such as 1/K when K steps make one optimizer step.
-        outputs: keep the model's outputs, on ranks that hold the last stage or on all.
+        outputs: keep the model's outputs, on ranks that hold the last stage (of the micro-batches that end there, where
+            there are several) or on all.
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
         """
         if not torch.is_grad_enabled():

@@ -7,7 +7,7 @@ replica: its bits depend neither on the buckets nor on the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,23 +67,27 @@ class Bucket(NamedTuple):
     members: tuple[Member, ...]
 
     def reduce(self) -> None:
-        """Puts the sum over the group's ranks in the place of each gradient.
+        reduce(self.members, self.group.fold)
 
-        With them goes one number per parameter that tells whether it has a gradient: where only some ranks have one,
-        the others' count as zeros, and where none has, there is none afterwards either.
-        """
-        sizes = [*(member.elements for member in self.members), len(self.members)]
-        first = self.members[0]
-        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.leaf.device)
-        *places, flags = flat.split(sizes)
-        for number, (place, member) in enumerate(zip(places, self.members, strict=True)):
-            if (numbers := member.numbers()) is not None:
-                place.copy_(numbers)
-                flags[number] = 1
-        *places, flags = self.group.fold(flat).split(sizes)
-        for place, found, member in zip(places, flags.tolist(), self.members, strict=True):
-            if found:
-                member.replace(place)
+
+def reduce(members: Sequence[Member], fold: Callable[[Tensor], Tensor]) -> None:
+    """Puts the sum over ranks in the place of each gradient. fold: from this rank's numbers to the sum over ranks.
+
+    With them goes one number per parameter that tells whether it has a gradient: where only some ranks have one, the
+    others' count as zeros, and where none has, there is none afterwards either.
+    """
+    sizes = [*(member.elements for member in members), len(members)]
+    first = members[0]
+    flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.leaf.device)
+    *places, flags = flat.split(sizes)
+    for number, (place, member) in enumerate(zip(places, members, strict=True)):
+        if (numbers := member.numbers()) is not None:
+            place.copy_(numbers)
+            flags[number] = 1
+    *places, flags = fold(flat).split(sizes)
+    for place, found, member in zip(places, flags.tolist(), members, strict=True):
+        if found:
+            member.replace(place)
 
 
 def done_order(schedule: Schedule, rank: int) -> list[int]:

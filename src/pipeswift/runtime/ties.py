@@ -1,7 +1,8 @@
-"""Tied weights: one parameter of the model that several layers use, such as embedding and head.
+"""Parameters of the model of which several ranks hold copies.
 
-On one rank it is one tensor. Layers on different ranks hold copies that start equal and stay equal: their gradients are
-summed, in the order of the tie's names, before the optimizer steps.
+Tied weights, which several layers use, such as embedding and head, and all weights of a stage that is on several
+ranks, each tied to itself. On one rank a parameter is one tensor. Copies start equal and stay equal: their gradients
+are summed, in the order of the tie's names, then of ranks, before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.groups import traffic
 from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.reduction import Member, reduce
 from pipeswift.runtime.weights import Weights
 
 Ties = Sequence[Sequence[str]]  # groups of global parameter names
@@ -27,14 +31,14 @@ class TieError(PipeSwiftError):
 
 @dataclass(frozen=True)
 class Tie:
-    """One tied parameter. names: in the order given. holders: for each rank with a copy, the name it goes by there."""
+    """One parameter with copies. names: in the order given. holders: its name on each rank that has one, by rank."""
 
     names: tuple[str, ...]
     holders: Mapping[int, str]
 
     @property
     def ranks(self) -> list[int]:
-        """The holders, in the order of `names`; sums go over them in that order."""
+        """The holders, in the order of `names`, then by rank; sums go over them in that order."""
         return sorted(self.holders, key=lambda rank: self.names.index(self.holders[rank]))
 
 
@@ -80,31 +84,31 @@ def tie_locally(modules: Mapping[int, nn.Module], groups: Ties) -> None:
         owners = [_owner(modules, name) for name in mine]
         for module, attribute in owners[1:]:
             first = getattr(*owners[0])
-            _require_alike({mine[0]: form(first), mine[-1]: form(getattr(module, attribute))})
+            _require_alike([(mine[0], form(first)), (mine[-1], form(getattr(module, attribute)))])
             setattr(module, attribute, first)
 
 
 def agree_on_ties(peers: Peers, groups: Ties, weights: Sequence[Weights]) -> list[Tie]:
-    """The ties that cross ranks, the same list on every rank. Their copies are set to the first holder's values.
+    """The parameters of which several ranks hold copies, the same list on every rank.
 
+    Those of `groups`, and those of stages that are on several ranks. The copies are set to the first holder's values.
     Every rank must call this, with the same groups.
     """
     mine = {name: leaf for version in weights for name, leaf in version.leaves.items()}
-    everyone = peers.all_gather([{name: form(mine[name]) for name in group if name in mine} for group in groups])
+    everyone = peers.all_gather({name: form(leaf) for name, leaf in mine.items()})
+    tied = set(chain(*groups))
+    others = [[name] for name in dict.fromkeys(chain(*everyone)) if name not in tied]
     ties = []
-    for number, group in enumerate(groups):
-        _require_alike({name: form for theirs in everyone for name, form in theirs[number].items()})
-        held = {rank: next(iter(theirs[number])) for rank, theirs in enumerate(everyone) if theirs[number]}
+    for group in [*groups, *others]:
+        _require_alike([(name, theirs[name]) for theirs in everyone for name in group if name in theirs])
+        held = {rank: name for rank, theirs in enumerate(everyone) for name in reversed(group) if name in theirs}
         if len(held) > 1:
             ties.append(Tie(tuple(group), held))
     for tie in ties:
-        for version in weights:
-            name = tie.holders.get(peers.rank)
-            if name in version.leaves:
-                leaf = version.leaves[name]
-                copies = _exchange(peers, tie, leaf.detach())
-                with torch.no_grad():
-                    leaf.copy_(copies[min(tie.holders)])
+        if (name := tie.holders.get(peers.rank)) is not None:
+            copies = _exchange(peers, tie.ranks, mine[name].detach())
+            with torch.no_grad():
+                mine[name].copy_(copies[min(tie.holders)])
     return ties
 
 
@@ -114,46 +118,58 @@ def form(parameter: Tensor) -> str:
     return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}, {training}"
 
 
-def _require_alike(forms: Mapping[str, str]) -> None:
-    """Refuses to tie parameters of different forms. forms: by name."""
-    names = list(forms)
-    for name in names:
-        if forms[name] != forms[names[0]]:
+def _require_alike(forms: Sequence[tuple[str, str]]) -> None:
+    """Refuses to tie parameters of different forms. forms: (name, form) of each."""
+    for name, form in forms:
+        first, expected = forms[0]
+        if form != expected and name == first:
             raise TieError(
-                f"tied weights {names[0]} and {name} are {forms[names[0]]} and {forms[name]}: tie parameters of one "
-                "shape and dtype, all trained or all frozen"
+                f"two ranks hold {name}, as {expected} and as {form}: build the layers of a stage alike on all ranks"
+            )
+        if form != expected:
+            raise TieError(
+                f"tied weights {first} and {name} are {expected} and {form}: tie parameters of one shape and dtype, "
+                "all trained or all frozen"
             )
 
 
 def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights]) -> None:
-    """Every copy gets the sum of the copies' gradients. Every rank must call this."""
+    """Every copy gets the sum of the copies' gradients, if any has one. Every rank must call this."""
+    member_of = {name: Member(version, name) for version in weights for name in version.leaves}
+    together: dict[tuple[tuple[int, ...], torch.dtype], list[Member]] = defaultdict(list)
     for tie in ties:
-        for version in weights:
-            name = tie.holders.get(peers.rank)
-            if name not in version.leaves or not version.leaves[name].requires_grad:
-                continue
-            gradient = version.gradient(name)
-            copies = _exchange(peers, tie, torch.zeros_like(version.leaves[name]) if gradient is None else gradient)
-            version.set_gradient(name, _fold([copies[rank] for rank in tie.ranks]))
+        name = tie.holders.get(peers.rank)
+        if name is not None and (member := member_of[name]).weights.leaves[name].requires_grad:
+            together[tuple(tie.ranks), member.dtype].append(member)
+    for (ranks, _), members in together.items():
+        reduce(members, partial(_fold, peers, ranks))
 
 
-def _fold(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total.add_(tensor)
+def _fold(peers: Peers, ranks: Sequence[int], mine: Tensor) -> Tensor:
+    """The sum over `ranks`, a left fold in their order."""
+    copies = _exchange(peers, ranks, mine)
+    total = copies[ranks[0]].clone()
+    for rank in ranks[1:]:
+        total.add_(copies[rank])
     return total
 
 
-def _exchange(peers: Peers, tie: Tie, mine: Tensor) -> dict[int, Tensor]:
-    """The tensors of all holders, by rank."""
+def _exchange(peers: Peers, ranks: Sequence[int], mine: Tensor) -> dict[int, Tensor]:
+    """The tensors of all `ranks`, by rank."""
     assert peers.control is not None
-    copies = {rank: torch.empty_like(mine) for rank in tie.holders if rank != peers.rank}
+    mine = mine.contiguous()
+    copies = {rank: torch.empty_like(mine) for rank in ranks if rank != peers.rank}
     with traffic():
-        works = [peers.control.recv([copy], rank, TAG) for rank, copy in copies.items()]
-        works += [peers.control.send([mine.contiguous()], rank, TAG) for rank in copies]
+        # As bytes: the transport knows fewer dtypes than there are.
+        works = [peers.control.recv([_bytes(copy)], rank, TAG) for rank, copy in copies.items()]
+        works += [peers.control.send([_bytes(mine)], rank, TAG) for rank in copies]
         for work in works:
             work.wait()
     return copies | {peers.rank: mine}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
 
 
 TAG = 1  # on the control group, apart from everything else there
