@@ -139,7 +139,7 @@ def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights])
     together: dict[tuple[tuple[int, ...], torch.dtype], list[Member]] = defaultdict(list)
     for tie in ties:
         name = tie.holders.get(peers.rank)
-        if name is not None and (member := member_of[name]).weights.leaves[name].requires_grad:
+        if name is not None and (member := member_of[name]).leaf.requires_grad:
             together[tuple(tie.ranks), member.dtype].append(member)
     for (ranks, _), members in together.items():
         reduce(members, partial(_fold, peers, ranks))
