@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 from operator import itemgetter
+from queue import Empty
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeswift.ir import Action, Op, Product, Schedule, parts
+from pipeswift.ir import Action, Op, Overlap, Product, Schedule, parts
 from pipeswift.passes import weight_runs
-from pipeswift.policy import Policy, Ready, View, slots_of
+from pipeswift.policy import Ready, View
 from pipeswift.program import Form, Kind, Lane, Step, compile_action
 from pipeswift.runtime.batch import unlike
 from pipeswift.runtime.boundary import Flat, map_tensors
@@ -23,6 +26,7 @@ from pipeswift.runtime.loss import StepLoss
 from pipeswift.runtime.progress import Progress, Run
 from pipeswift.runtime.recorder import Recorder, clock
 from pipeswift.runtime.stage import Entry, Stage
+from pipeswift.runtime.steering import Helm
 from pipeswift.runtime.wiring import ChannelKey, Wiring
 
 
@@ -63,18 +67,16 @@ class Executor:
         rank: int,
         stages: Mapping[int, Stage],
         wiring: Wiring,
-        policy: Callable[[Schedule], Policy],
         on_backward: Callable[[Action], None],
         grad_ready: Callable[[Stage], None],
         progress: Progress,
         batched_weight_gradients: bool = False,
     ):
         self.schedule, self.rank = schedule, rank
-        self._stages, self._wiring, self._policy = stages, wiring, policy(schedule)
+        self._stages, self._wiring = stages, wiring
         self._on_backward, self._grad_ready = on_backward, grad_ready
         self._progress = progress
         self._last = schedule.num_stages - 1
-        self._slots = slots_of(schedule)
         self._backwards = dict.fromkeys(stages, 0)  # by stage, in one step
         for route, stage in schedule.stages_on(rank):
             self._backwards[stage] += schedule.route_of.count(route)
@@ -87,32 +89,59 @@ class Executor:
                 stage.prepare_split()
         self._programs = {(stage, op): self._compile(stage, op) for stage in stages for op in ops}
 
-    def run(self, job: Job) -> Recorder:
-        """One step. Raises whatever a layer, the loss or a channel raised."""
+    def run(self, job: Job, helm: Helm) -> Recorder:
+        """One step, in which `helm` decides. Raises whatever a layer, the loss or a channel raised."""
         self._job = job
         if self._last in self._stages:
             self._stages[self._last].tail = self._tail
         self._wiring.begin(self.schedule)
-        ready = Ready(self.schedule, self.rank, self._slots)
+        ready = Ready(self.schedule, self.rank, helm.slots)
         backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(self.schedule, self.rank, ready)
         recorder = Recorder(self.rank, self.schedule.num_ranks, len(self.schedule.orders[self.rank].rows))
-        inbox, started = self._wiring.inbox, 0
-        while not ready.finished:
-            while not inbox.empty():
-                self._arrive(ready, inbox.get())
-            entry = self._policy.next(ready, View(self.rank, clock(), started)).entry
-            if entry is None:
-                self._arrive(ready, inbox.get())
-                continue
-            started += 1
+        for entry in self._decisions(ready, helm):
             for action in parts(entry):
                 run.started.append(action)
                 self._run(action, ready, recorder)
                 run.ended += 1
                 self._account(action, backwards)
         self._wiring.end()
+        if helm.lookout:
+            recorder.counters = helm.lookout.counters(clock())
         return recorder
+
+    def _decisions(self, ready: Ready, helm: Helm) -> Iterator[Action | Overlap]:
+        """What to run, one entry after the other: each is over when the next is asked for."""
+        policy, inbox, started, idle_since = helm.policy, self._wiring.inbox, 0, clock()
+        watch = helm.lookout
+        if watch:
+            watch.begin_step()
+        while not ready.finished:
+            while not inbox.empty():
+                self._arrive(ready, inbox.get())
+            now = clock()
+            if watch:
+                watch.look(now)
+            decision = policy.next(ready, View(self.rank, now, started, idle_since, watch and watch.monitor))
+            if watch:
+                watch.note(now, decision, ready.depth)
+            entry = decision.entry
+            if entry is None:
+                self._await_arrival(ready, decision.until)
+                continue
+            started += 1
+            if watch:
+                watch.begin(parts(entry)[0], now, ready.depth)
+            yield entry
+            idle_since = clock()
+            if watch:
+                watch.end(parts(entry)[0], idle_since - now)
+
+    def _await_arrival(self, ready: Ready, until: float) -> None:
+        """Sleeps until something arrives, or `until`."""
+        timeout = max(until - clock(), 0.0) if until < inf else None
+        with suppress(Empty):
+            self._arrive(ready, self._wiring.inbox.get(timeout=timeout))
 
     def close(self) -> None:
         """Lets go of stages and channels, so that they end with their last user and not at some garbage collection."""

@@ -26,7 +26,7 @@ class Heartbeat:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("0.0.0.0" if hosts_differ else "127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        host = _reachable_name() if hosts_differ else "127.0.0.1"
+        host = reachable_name() if hosts_differ else "127.0.0.1"
         everyone: list[tuple[Address, str]] = group.all_gather(((host, self.port), secrets.token_hex(8)))
         self._run = everyone[0][1]  # tells this run's datagrams from strays
         self._addresses = {rank: address for rank, (address, _) in enumerate(everyone) if rank != group.rank}
@@ -66,7 +66,7 @@ class Heartbeat:
         self._socket.close()
 
 
-def _reachable_name() -> str:
+def reachable_name() -> str:
     """This host's name, or its address on the way out where the name means the loopback interface."""
     name = socket.gethostname()
     with suppress(OSError):

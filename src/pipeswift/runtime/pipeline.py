@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Schedule
-from pipeswift.policy import Follow
+from pipeswift.policy import Policy
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
@@ -32,13 +32,14 @@ from pipeswift.runtime.result import Result
 from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.states import START_UP
+from pipeswift.runtime.steering import Steering
 from pipeswift.runtime.ties import Ties, sum_gradients
 from pipeswift.runtime.watchdog import watch
 from pipeswift.runtime.weights import Weights
 from pipeswift.runtime.wiring import Wiring
 from pipeswift.schedules.forward_only import forward_only
 from pipeswift.trace import Trace
-from pipeswift.versions import Policy
+from pipeswift.versions import Policy as WeightPolicy
 
 Where = Literal["last", "all"]
 
@@ -64,6 +65,8 @@ class Pipeline:
     weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
         flight: which version of its weights each micro-batch uses ("stash", "vertical", "2bw", "none", see
         `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
+    policy, in_flight: who decides what a rank starts next, "follow" (the schedule's order) or "swift", which leaves it
+        where stage times swing; and how many micro-batches a stage may then hold. See `runtime.steering`.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     bucket: how many gradients replicas reduce at a time; a parameter that has more is reduced by itself.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
@@ -88,8 +91,10 @@ class Pipeline:
         seed: int = 0,
         dynamic_shapes: bool = False,
         batched_weight_gradients: bool = False,
-        weights: Policy | None = None,
+        weights: WeightPolicy | None = None,
         updates_every: int | None = None,
+        policy: str | Callable[[Schedule], Policy] = "follow",
+        in_flight: int | None = None,
         config: Mapping[str, object] | None = None,
         bucket: int = 1 << 22,
         watchdog: float | None = 60.0,
@@ -101,7 +106,14 @@ class Pipeline:
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
         _check_bucket(bucket)
         self._batched = batched_weight_gradients
-        settings = {**(config or {}), "batched_weight_gradients": batched_weight_gradients}
+        self._steering = Steering(self._peers, policy, in_flight)
+        steers = policy if isinstance(policy, str) else "custom"
+        settings = {
+            **(config or {}),
+            "batched_weight_gradients": batched_weight_gradients,
+            "policy": steers,
+            "in_flight": in_flight,
+        }
         self._request = Request(
             schedule, microbatches, chunks, layout, tie, self._split, seed, settings, weights, updates_every
         )
@@ -111,6 +123,7 @@ class Pipeline:
         order = done_order(self.schedule, self.rank)
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._wiring = Wiring(self._peers, self.schedule.routes)
+        self._steering.check(self.schedule)
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
         self._modes = Modes()
@@ -211,6 +224,9 @@ class Pipeline:
             for weights, taken in zip(self._weights, earlier, strict=True):
                 weights.restore(taken)
                 weights.publish()
+            if self._steering.learns_from(executor.schedule):
+                with self._progress.joining("their times"):
+                    self._steering.learn(executor.schedule, result.trace)
             return result
 
     def evaluate(
@@ -284,6 +300,7 @@ class Pipeline:
         """Ends the pipeline's threads. Call between steps; a closed pipeline cannot step."""
         self._wiring.close()
         self._reducer.close()
+        self._steering.close()
         if self._watchdog:
             self._watchdog.close()
         for executor in self._executors.values():
@@ -315,7 +332,6 @@ class Pipeline:
                 self.rank,
                 self.stages,
                 self._wiring,
-                Follow,
                 on_backward=self._asynchronous.after if self._asynchronous else self._fold,
                 grad_ready=self._grad_ready,
                 progress=self._progress,
@@ -390,7 +406,7 @@ class Pipeline:
         self._modes.set((layer for stage in self.stages.values() for layer in stage.layers()), training)
         table = blank_table(executor.schedule.num_microbatches * self.num_replicas)
         announced = Announcement(self._peers, self._last_stage_ranks, like=table) if losses == "all" else None
-        recorder = executor.run(job)
+        recorder = executor.run(job, self._steering.helm(executor.schedule))
         if training and self._asynchronous:
             recorder.counters = self._asynchronous.counters(self.rank)
         if job.loss is not None:

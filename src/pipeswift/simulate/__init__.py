@@ -6,6 +6,7 @@ from pipeswift.simulate.measured import measured_costs
 from pipeswift.simulate.replay import replay
 from pipeswift.simulate.tables import CostsMismatch
 from pipeswift.simulate.variability import PATTERNS, Pattern, VariabilityError, factors, varied, work_bound
+from pipeswift.simulate.watch import listeners
 
 __all__ = [
     "PATTERNS",
@@ -15,6 +16,7 @@ __all__ = [
     "Stuck",
     "VariabilityError",
     "factors",
+    "listeners",
     "measured_costs",
     "replay",
     "run",

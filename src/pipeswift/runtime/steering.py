@@ -1,0 +1,107 @@
+"""Who decides what the ranks of a pipeline start next: the schedule's order, or a policy that adapts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pipeswift.errors import PipeSwiftError
+from pipeswift.ir import Schedule
+from pipeswift.policy import Follow, Policy, Slots, Swift, calibrate, slots_of
+from pipeswift.runtime.lookout import Lookout
+from pipeswift.runtime.news import News
+from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.recorder import gather
+from pipeswift.simulate import listeners
+from pipeswift.trace import Trace
+
+POLICIES = ("follow", "swift")
+WARM_UP = 1  # steps that are not looked at; the next one calibrates
+
+
+class Helm(NamedTuple):
+    """What decides in one step, within which limits; `lookout` for a policy that watches."""
+
+    policy: Policy
+    slots: Slots
+    lookout: Lookout | None = None
+
+
+class Steering:
+    """The choice of a pipeline, one for all its ranks.
+
+    policy: "follow", "swift", or a function from a schedule to a Policy. swift follows the schedule for the first
+        two steps, and takes its thresholds from the second's times; a function's policy decides from the first step.
+    in_flight: micro-batches that each stage may hold, from F to W or B; by default as many as the schedule's own order.
+    """
+
+    def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None):
+        _check(policy, in_flight)
+        self._peers, self._policy, self._in_flight = peers, policy, in_flight
+        self._helms: dict[str, Helm] = {}
+        self._news: News | None = None
+        self._steps = 0
+
+    @property
+    def static(self) -> bool:
+        """Whether every step runs the schedule's own order."""
+        return self._policy == "follow"
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises PipeSwiftError when the policy cannot decide for `schedule`."""
+        if self._policy == "swift":
+            if not schedule.flush:
+                raise PipeSwiftError(
+                    f"policy swift needs a schedule that flushes: {schedule.name} updates weights while micro-batches "
+                    "are in flight. Use policy follow, or a schedule that flushes (1f1b, zb-h1)."
+                )
+            Swift(schedule)
+
+    def learns_from(self, schedule: Schedule) -> bool:
+        """Whether it wants the trace of a step of `schedule`."""
+        return self._policy == "swift" and not schedule.forward_only and schedule.fingerprint not in self._helms
+
+    def helm(self, schedule: Schedule) -> Helm:
+        """Who decides in the next step of `schedule`. Every rank must ask, in the same order."""
+        if self.static or schedule.forward_only:
+            return Helm(Follow(schedule), slots_of(schedule))
+        if callable(self._policy):
+            return self._watched(schedule, self._policy)
+        return self._helms.get(schedule.fingerprint) or Helm(Follow(schedule), slots_of(schedule))
+
+    def learn(self, schedule: Schedule, trace: Trace) -> None:
+        """A step has run, and `trace` is this rank's. Every rank must call this."""
+        self._steps += 1
+        if self._steps > WARM_UP:
+            calibration = calibrate(gather(self._peers, trace))
+            slots = self._slots(schedule)
+            self._watched(schedule, lambda hint: Swift(hint, slots, calibration=calibration))
+
+    def close(self) -> None:
+        if self._news is not None:
+            self._news.close()
+
+    def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
+        if schedule.fingerprint not in self._helms:
+            policy = make(schedule)
+            monitor = policy.monitor(self._peers.rank)
+            if monitor is not None and self._news is None:
+                self._news = News(self._peers.pipeline, listeners(schedule)[self._peers.rank])
+            lookout = Lookout(monitor, self._news) if monitor is not None and self._news is not None else None
+            self._helms[schedule.fingerprint] = Helm(policy, self._slots(schedule), lookout)
+        return self._helms[schedule.fingerprint]
+
+    def _slots(self, schedule: Schedule) -> Slots:
+        own = slots_of(schedule)
+        return own if self._in_flight is None else dict.fromkeys(own, self._in_flight)
+
+
+def _check(policy: object, in_flight: object) -> None:
+    if policy not in POLICIES and not callable(policy):
+        raise PipeSwiftError(f"policy = {policy!r} is neither of {', '.join(POLICIES)}: use swift, say")
+    if in_flight is not None and (not isinstance(in_flight, int) or in_flight < 1):
+        raise PipeSwiftError(
+            f"in_flight = {in_flight!r} is no whole number from 1: each stage needs room for a micro-batch; use 4, say"
+        )
+    if in_flight is not None and policy == "follow":
+        raise PipeSwiftError(f"in_flight = {in_flight} limits a policy that adapts: leave it out, or use policy swift")
