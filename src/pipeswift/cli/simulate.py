@@ -11,12 +11,14 @@ import typer
 
 from pipeswift import codec
 from pipeswift.cli import options, output, source
+from pipeswift.cli import weights as updates
 from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
 from pipeswift.report import first_excess, summarize
 from pipeswift.simulate import replay
 from pipeswift.trace import Trace
+from pipeswift.versions import Versions, with_versions
 
 
 class Run(NamedTuple):
@@ -25,6 +27,7 @@ class Run(NamedTuple):
     schedule: Schedule
     costs: Costs
     trace: Trace
+    plan: Versions | None  # without flush
 
 
 class OverMemory(PipeSwiftError):
@@ -68,6 +71,8 @@ def simulate(
     memory_limit: options.MemoryLimit = None,
     channel_bandwidth: Bandwidth = None,
     boundary_bytes: BoundaryBytes = None,
+    weights: updates.Weights = None,
+    updates_every: updates.UpdatesEvery = None,
     csv: Annotated[str | None, _file("--csv", "the schedule, in torch's action text")] = None,
     json: Annotated[str | None, _file("--json", "the figures")] = None,
     svg: Annotated[str | None, _file("--svg", "the picture")] = None,
@@ -81,7 +86,9 @@ def simulate(
     schedule = source.get(name, pp, microbatches, chunks)
     costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm, overlap_cost)
     costs = _with_channels(costs, channel_bandwidth, boundary_bytes)
-    run = Run(schedule, costs, replay(schedule, costs))
+    plan = updates.plan_of(schedule, weights, updates_every)
+    trace = replay(schedule, costs)
+    run = Run(schedule, costs, trace if plan is None else with_versions(trace, schedule, plan), plan)
     if memory_limit is not None:
         _check_memory(run, memory_limit)
     for setting, target in wanted.items():
@@ -126,7 +133,8 @@ def _write_csv(run: Run, file: IO) -> None:
 
 
 def _write_json(run: Run, file: IO) -> None:
-    json.dump(asdict(summarize(run.schedule, run.trace)), file)
+    versions = {} if run.plan is None else updates.figures(run.schedule, run.plan)._asdict()
+    json.dump(asdict(summarize(run.schedule, run.trace)) | versions, file)
     file.write("\n")
 
 
@@ -162,6 +170,8 @@ def _show(run: Run) -> None:
     console.print(title(run.schedule), style="bold")
     console.print(picture(run.trace, console.width))
     console.print(facts({"simulated": summarize(run.schedule, run.trace)}))
+    if run.plan is not None:
+        console.print(str(updates.figures(run.schedule, run.plan)))
 
 
 def title(schedule: Schedule) -> str:
