@@ -301,6 +301,39 @@ def test_a_pipeline_of_one_trains_as_usual():
     pipe.close()
 
 
+class Recurrent(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Recurrent(6, 6, batch_first=True),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        lambda: torch.jit.script(nn.Linear(6, 6)),
+        lambda: nn.TransformerEncoderLayer(6, 2, dropout=0.0, batch_first=True),
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.BatchNorm1d(3)),
+    ],
+    ids=["flat weights", "parametrised", "TorchScript", "attention", "buffers"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_modules_that_keep_their_weights_in_unusual_places(build: Callable[[], nn.Module]):
+    module, plain = build(), build()
+    plain.load_state_dict(module.state_dict())
+    pipe = Pipeline([module], loss=lambda y, _: y.square().mean(), schedule="pipedream", microbatches=4)
+    pipe.async_optimizer(torch.optim.SGD, lr=0.1)
+    inputs = torch.linspace(-1, 1, 144).view(8, 3, 6)
+    pipe.step(inputs, inputs)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x in inputs.chunk(4):
+        plain(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert same(module.state_dict(), plain.state_dict())
+    pipe.close()
+
+
 def test_the_mean_of_an_update_is_over_its_samples():
     pipe = alone(updates_every=3)
     optimizer = pipe.async_optimizer(torch.optim.SGD, lr=0.0)
@@ -390,6 +423,13 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(PipeSwiftError, match=r"1f1b flushes before it updates: .* pipe\.optimizer"):
         flushing.async_optimizer(torch.optim.SGD, lr=0.1)
     flushing.close()
+
+
+def test_a_hook_on_a_weight_is_refused():
+    hooked = Linear(0)
+    hooked.weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(PipeSwiftError, match=r"parameter 0\.weight has a hook on its gradient"):
+        Pipeline([hooked], loss=square, schedule="pipedream", microbatches=2)
 
 
 def test_a_loss_with_a_count_is_refused():

@@ -83,6 +83,8 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         ties = merged(ties)
         _refuse_ties_across_stages(schedule, layout, ties)
         stages = _build(every_layer, layout, schedule, ties, request.seed, peers)
+        if not schedule.flush:
+            _refuse_hooks(stages)
         facts = _facts(schedule, layout, ties, request)
     except PipeSwiftError as error:
         agree(peers, {"error": str(error)})
@@ -161,6 +163,15 @@ def _refuse_ties_across_stages(schedule: Schedule, layout: Sequence[int], ties: 
                 f"tied weights {', '.join(group)} are on stages {', '.join(map(str, stages))}, and stages that update "
                 f"on their own have no moment when one weight could get the gradients of all: with {schedule.name}, "
                 "untie them, put their layers on one stage by layout, or use a schedule that flushes, such as 1f1b"
+            )
+
+
+def _refuse_hooks(stages: Mapping[int, Stage]) -> None:
+    for name, weight in (named for stage in stages.values() for named in stage.named_parameters()):
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            raise PipeSwiftError(
+                f"parameter {name} has a hook on its gradient, and without flush gradients are those of its versions: "
+                "remove the hook, or use a schedule that flushes, such as 1f1b"
             )
 
 
