@@ -26,7 +26,7 @@ class Part:
     first_sample: int
     samples: int
 
-    def flat(self, before: int) -> Flat:
+    def flat(self, before: int = 0) -> Flat:
         """before: samples of the batch ahead of this replica's."""
         return flatten(self.value)._replace(first_sample=before + self.first_sample, samples=self.samples)
 
