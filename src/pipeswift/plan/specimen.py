@@ -17,7 +17,7 @@ from pipeswift.runtime.layers import Layer
 from pipeswift.runtime.loss import LossFunction, StepLoss
 from pipeswift.runtime.stage import Entry, Segment, Stage
 
-_ENTRY = Entry(0, 0, 0, {})
+_ENTRY = Entry(0, 0, {})
 
 
 class Specimen:
