@@ -38,6 +38,8 @@ USE_WHEN = {
     "v-half": "memory is short, F, I and W take about equally long",
     "dualpipe": "forward and backward woven together hide communication, and two copies of the parameters fit",
     "dualpipe-v": "likewise, with one copy, on half as many ranks for the same stages",
+    "1f1b-overlap": "pairs hide communication, memory is left, and the model cannot be cut into more stages",
+    "interleaved-1f1b-overlap": "pairs hide communication, messages are cheap, one copy of the parameters",
     "v-min": "memory is what keeps the model from training at all",
     "pipedream": "no time may be idle, and the model learns from gradients that are some updates old",
 }

@@ -18,8 +18,8 @@ FLOORS = (
     {"__init__"},
     {"moe", "plan", "nn"},
     {"runtime", "search"},
-    {"verify", "simulate"},
-    {"passes", "schedules", "policy", "report", "program", "codec", "versions"},
+    {"verify", "simulate", "schedules"},
+    {"passes", "policy", "report", "program", "codec", "versions"},
     {"ir", "cost", "trace", "errors"},
 )
 HEIGHT = {room: len(FLOORS) - level for level, rooms in enumerate(FLOORS) for room in rooms}

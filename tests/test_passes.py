@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from pipeswift.codec import from_csv
-from pipeswift.ir import B, F, Order, Product, Schedule
-from pipeswift.passes import Transfer, fuse_backward, split_backward, transfers, weight_runs
-from pipeswift.schedules import build, entries, gpipe, interleaved
+from pipeswift.ir import B, F, Op, Order, Product, Schedule
+from pipeswift.passes import Transfer, fuse_backward, overlap, split_backward, transfers, weight_runs
+from pipeswift.schedules import build, entries, gpipe, interleaved, one_f_one_b
+from pipeswift.verify import verify
 
 
 def rows(schedule: Schedule) -> list[str]:
@@ -43,11 +44,39 @@ def test_fuse_backward_leaves_overlaps_alone():
     ]
 
 
-@pytest.mark.parametrize("name", [found.name for found in entries() if not build(found.name, 4, 8).splits_backward])
+WHOLE = [found.name for found in entries() if not build(found.name, 4, 8).splits_backward]
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if not build(name, 4, 8).overlaps])
 def test_fusing_undoes_splitting(name):
     schedule = build(name, 4, 8)
     assert split_backward(schedule).splits_backward
     assert fuse_backward(split_backward(schedule)) == schedule
+
+
+def test_overlap_weaves_the_next_forward_into_the_next_backward():
+    assert rows(overlap(one_f_one_b(2, 3))) == [
+        "0F0 0F1 0F2 0B0 0B1 0B2",
+        "1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B 1B2",
+    ]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_overlap_keeps_what_runs_and_its_order(name):
+    schedule = build(name, 4, 8)
+    woven = overlap(schedule)
+    assert verify(woven) == []
+    assert overlap(woven) == woven
+    for before, after in zip(schedule.orders, woven.orders, strict=True):
+        for op in (Op.F, Op.B):
+            assert [a for a in after.actions() if a.op is op] == [a for a in before.actions() if a.op is op]
+
+
+def test_overlap_refuses_what_it_cannot_weave():
+    with pytest.raises(ValueError, match="zb-h1 splits its backwards"):
+        overlap(build("zb-h1", 2, 4))
+    with pytest.raises(ValueError, match="cannot finish"):
+        overlap(from_csv("0F0\n1B0\n"))
 
 
 def test_transfers_are_what_crosses_ranks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeswift.ir import MAKES, NEEDS, Action, Op, Order, Overlap, Product, Schedule, parts
+from pipeswift.ir import MAKES, NEEDS, Action, Op, Order, Overlap, Product, Schedule, needs, parts
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -49,6 +50,38 @@ def weight_runs(order: Order) -> list[tuple[int, tuple[int, ...]]]:
 
     runs = ((stage, tuple(entries)) for stage, entries in groupby(order, key=stage_of) if stage >= 0)
     return [(stage, tuple(action.microbatch for entry in run for action in parts(entry))) for stage, run in runs]
+
+
+def overlap(schedule: Schedule) -> Schedule:
+    """Each rank's next forward woven into its next backward wherever neither waits for the other; each keeps its order.
+
+    Ranks go in lockstep: in every turn a rank runs its next forward and its next backward, together if it can run both,
+    given what was made in the turns before. So a micro-batch moves on by one rank per turn, forwards as well as
+    backwards, and a rank warms up with the forwards that come before its first gradient.
+    Raises ValueError for a schedule whose backwards are split, or which cannot finish.
+    """
+    if schedule.splits_backward:
+        raise ValueError(f"{schedule.name} splits its backwards: weave whole ones, then split them")
+    waiting = [[_only(order, Op.F), _only(order, Op.B)] for order in schedule.orders]
+    orders: list[list[Action | Overlap]] = [[] for _ in waiting]
+    made: set[tuple[Product, int, int]] = set()
+    while any(map(any, waiting)):
+        turn = [[queue for queue in queues if queue and _has_come(queue[0], schedule, made)] for queues in waiting]
+        if not any(turn):
+            raise ValueError(f"{schedule.name} cannot finish: no rank has what its next pass needs")
+        for order, queues in zip(orders, turn, strict=True):
+            actions = [queue.popleft() for queue in queues]
+            made.update((product, stage, i) for stage, op, i in actions for product in MAKES[op])
+            order += [Overlap(*actions)] if len(actions) == 2 else actions
+    return replace(schedule, orders=tuple(map(Order.of, orders)))
+
+
+def _only(order: Order, op: Op) -> deque[Action]:
+    return deque(action for action in order.actions() if action.op is op)
+
+
+def _has_come(action: Action, schedule: Schedule, made: set[tuple[Product, int, int]]) -> bool:
+    return all((product, stage, action.microbatch) in made for product, stage in needs(action, schedule.num_stages))
 
 
 class Rows(NamedTuple):

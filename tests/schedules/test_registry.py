@@ -33,6 +33,8 @@ def test_the_list():
         "pipedream",
         "dualpipe",
         "dualpipe-v",
+        "1f1b-overlap",
+        "interleaved-1f1b-overlap",
     ]
     assert all(found.paper and found.summary.endswith(".") for found in entries())
 
@@ -81,26 +83,28 @@ def test_chunks_have_a_default():
         (
             ("1f1", 4, 8),
             "there is no schedule '1f1'. Did you mean 1f1b? The schedules are naive, gpipe, 1f1b, interleaved-1f1b, "
-            "zb-h1, zb-h2, zb-v, v-half, v-min, pipedream, dualpipe, dualpipe-v.",
+            "zb-h1, zb-h2, zb-v, v-half, v-min, pipedream, dualpipe, dualpipe-v, 1f1b-overlap, "
+            "interleaved-1f1b-overlap.",
         ),
         (("gpipe", 4, 0), "--microbatches must be at least 1: got --microbatches 0. Use 1 or more."),
         (("gpipe", 0, 4), "--pp must be at least 1: got --pp 0. Use 1 or more."),
         (("interleaved-1f1b", 4, 8, 0), "--chunks must be at least 1: got --chunks 0. Use 1 or more."),
         (
             ("gpipe", 4, 4, 2),
-            "gpipe takes one chunk per rank: got --chunks 2. Use --chunks 1, or interleaved-1f1b.",
+            "gpipe takes one chunk per rank: got --chunks 2. Use --chunks 1, or interleaved-1f1b, "
+            "interleaved-1f1b-overlap.",
         ),
         (
             ("interleaved-1f1b", 4, 6),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 6 with "
             "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
-            "v-half, v-min, pipedream).",
+            "v-half, v-min, pipedream, 1f1b-overlap).",
         ),
         (
             ("interleaved-1f1b", 4, 2),
             "interleaved-1f1b needs a number of micro-batches that is a multiple of --pp: got --microbatches 2 with "
             "--pp 4. Use 4 or 8, or a schedule without that rule (naive, gpipe, 1f1b, zb-h1, zb-h2, zb-v, "
-            "v-half, v-min, pipedream).",
+            "v-half, v-min, pipedream, 1f1b-overlap).",
         ),
     ],
 )

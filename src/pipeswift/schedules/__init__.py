@@ -14,6 +14,7 @@ from pipeswift.schedules.v_min import v_min
 from pipeswift.schedules.pipedream import pipedream
 from pipeswift.schedules.dualpipe import dualpipe
 from pipeswift.schedules.dualpipe_v import dualpipe_v
+from pipeswift.schedules.overlapped import interleaved_overlap, one_f_one_b_overlap
 
 # isort: on
 from pipeswift.schedules.registry import Entry, Idle, Peak, Rule, ScheduleError, Times, build, entries, entry, schedule
@@ -32,8 +33,10 @@ __all__ = [
     "entry",
     "gpipe",
     "interleaved",
+    "interleaved_overlap",
     "naive",
     "one_f_one_b",
+    "one_f_one_b_overlap",
     "pipedream",
     "schedule",
     "v_half",

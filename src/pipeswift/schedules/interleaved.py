@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pipeswift.ir import Action, B, F, Schedule
 from pipeswift.schedules.registry import Idle, Peak, Rule, schedule
 
+WHOLE_ROUNDS = Rule("--microbatches", "a number of micro-batches that is a multiple of --pp", lambda p, m: m % p == 0)
+
 
 def _warm(p: int, m: int, v: int, rank: int) -> int:
     """How many forwards (of chunks) a rank runs before it starts to alternate."""
@@ -18,7 +20,7 @@ def _warm(p: int, m: int, v: int, rank: int) -> int:
     memory=Peak(
         "min(m, (2(p-r-1) + (v-1)p + 1)/v); m if m = p", lambda p, m, v, r: min(m * v, _warm(p, m, v, r) + 1) / v
     ),
-    rules=(Rule("--microbatches", "a number of micro-batches that is a multiple of --pp", lambda p, m: m % p == 0),),
+    rules=(WHOLE_ROUNDS,),
     chunks=2,
     any_chunks=True,
 )
