@@ -85,7 +85,12 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
         ("[train]\nlr = nan", ["train.lr", "finite"]),
         ("[data]\npath = 3", ["data.path = 3", "path"]),
         ("model = 3", ["model = 3"]),
-        ("[pipeline]\npolicy = 'swift'", ["pipeline.policy", "'follow'"]),
+        ("[pipeline]\npolicy = 'slow'", ["pipeline.policy", "'follow' or 'swift'"]),
+        ("[pipeline]\nin_flight = 3", ["pipeline.in_flight = 3", 'pipeline.policy = "swift"']),
+        (
+            "[pipeline]\npolicy = 'swift'\nschedule = 'dualpipe'\n[train]\nmicrobatches = 8",
+            ['pipeline.policy = "swift"', "one route: dualpipe has 2"],
+        ),
         ("[pipeline]\nthreads = 100000000", ["pipeline.threads = 100000000", "1024"]),  # was a segmentation fault
         ("[train]\nbatch = 25", ["train.batch = 25", "1 x 8", "Use train.batch = 24"]),
         ("[train]\nbatch = 8\naccumulate = 3", ["train.batch = 8", "3 x 8", "Use train.batch = 24"]),

@@ -20,7 +20,8 @@ def train(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Overrides a setting; repeatable.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="NAME", help="Who decides what a rank starts next: follow.")
+        str | None,
+        typer.Option("--policy", metavar="NAME", help="Who decides what a rank starts next: follow or swift."),
     ] = None,
 ) -> None:
     """Train a model; with torchrun, each of its processes is a rank, otherwise this starts one per rank."""

@@ -42,8 +42,9 @@ class Rules:
 
 
 class Swift(Policy):
-    """Leaves the order of `hint`, one route without Overlaps, where stage times swing.
+    """Leaves the order of `hint` where stage times swing.
 
+    hint: a schedule that flushes, with one route and without Overlaps; PipeSwiftError for others.
     slots: in-flight limits by (stage, route); by default what the hint needs.
     """
 
@@ -157,6 +158,11 @@ def _age(action: Action) -> tuple[int, int]:
 
 
 def _check(hint: Schedule) -> None:
+    if not hint.flush:
+        raise PipeSwiftError(
+            f"policy swift needs a schedule that flushes: {hint.name} updates weights while micro-batches are in "
+            "flight. Use policy follow, or a schedule that flushes (1f1b, zb-h1)."
+        )
     if len(hint.routes) != 1:
         raise PipeSwiftError(
             f"policy swift needs a schedule with one route: {hint.name} has {len(hint.routes)}. Use policy follow, or "

@@ -50,11 +50,6 @@ class Steering:
     def check(self, schedule: Schedule) -> None:
         """Raises PipeSwiftError when the policy cannot decide for `schedule`."""
         if self._policy == "swift":
-            if not schedule.flush:
-                raise PipeSwiftError(
-                    f"policy swift needs a schedule that flushes: {schedule.name} updates weights while micro-batches "
-                    "are in flight. Use policy follow, or a schedule that flushes (1f1b, zb-h1)."
-                )
             Swift(schedule)
 
     def learns_from(self, schedule: Schedule) -> bool:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.policy import Swift
 from pipeswift.train.misfit import explain
 from pipeswift.verify import InvalidSchedule, check
 from pipeswift.versions import VersionError, versions
@@ -82,6 +83,9 @@ class Pipeline(Section):
     weights, updates_every: for schedules without flush, which version of its weights a stage uses for a micro-batch,
     and how many micro-batches make an update; by default stash and 1.
 
+    policy, in_flight: swift leaves the schedule's order where stage times swing, and then holds at most so many
+    micro-batches per stage; by default as many as the schedule.
+
     batched_weight_gradients: W that follow each other run as one product; gradients are then equal within rounding.
     """
 
@@ -90,7 +94,8 @@ class Pipeline(Section):
     chunks: PositiveInt | None = None
     weights: Literal["stash", "vertical", "2bw", "none"] | None = None
     updates_every: PositiveInt | None = None
-    policy: Literal["follow"] = "follow"
+    policy: Literal["follow", "swift"] = "follow"
+    in_flight: PositiveInt | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     batched_weight_gradients: bool = False
 
@@ -200,6 +205,7 @@ def _check(config: Config) -> None:
         )
     schedule = config.build_schedule()
     _check_flush(config, schedule)
+    _check_policy(pipeline, schedule)
     stages = schedule.num_stages
     if model.layers < stages:
         raise ConfigError(
@@ -233,6 +239,19 @@ def _check_flush(config: Config, schedule: Schedule) -> None:
                 f"{setting} = {json.dumps(value)} is for schedules without flush: leave it out, or use "
                 f'pipeline.schedule = "pipedream" instead of "{pipeline.schedule}"'
             )
+
+
+def _check_policy(pipeline: Pipeline, schedule: Schedule) -> None:
+    if pipeline.policy == "swift":
+        try:
+            Swift(schedule)
+        except PipeSwiftError as error:
+            raise ConfigError(f'pipeline.policy = "swift": {error}') from error
+    elif pipeline.in_flight is not None:
+        raise ConfigError(
+            f"pipeline.in_flight = {pipeline.in_flight} limits a policy that adapts: leave it out, or use "
+            'pipeline.policy = "swift"'
+        )
 
 
 def _multiple(value: int, unit: int) -> int:

@@ -16,7 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeswift.policy.diary import DEPTH, tally
 from pipeswift.report import summarize
+from pipeswift.report.straggler import straggler
 from pipeswift.report.table import facts
 from pipeswift.train.comparison import Comparison
 from pipeswift.train.metrics import Outcome, Row, Step
@@ -100,6 +102,10 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
     console.print("A late step of median length:")
     console.print(facts({title: summarize(comparison.schedule, trace) for title, trace in both.items()}))
     console.print(f"The step took {comparison.error:+.1%} against the replay of the durations measured in it.")
+    for line in _decisions(outcome):
+        console.print(line)
+    if (slow := straggler(outcome.late_steps)) is not None:
+        console.print(str(slow))
     threads, ranks = outcome.threads, outcome.ranks_here
     console.print(
         f"{_count(ranks, 'rank')} of {_count(threads, 'thread')} shared {_count(outcome.cores, 'core')}"
@@ -110,6 +116,17 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
         f"{outcome.tokens_per_second:,.0f} tokens/s; {outcome.seconds:.1f} s of training."
     )
     console.print(f"{folder} has config.toml, metrics.csv, timeline.svg and trace.json (opens in ui.perfetto.dev).")
+
+
+def _decisions(outcome: Outcome) -> Iterator[str]:
+    """How often each rule decided in the last step, and how much work waited, for a policy that decides."""
+    trace = outcome.late_steps[-1]
+    for rule, by_rank in tally(trace.counters, trace.num_ranks).items():
+        yield f"Rule {rule:8} decided {sum(by_rank):4} times in the last step, by rank {' '.join(map(str, by_rank))}."
+    depths = [counter for counter in trace.counters if counter.name == DEPTH]
+    if depths:
+        deepest = " ".join(str(int(counter.value.max(initial=0))) for counter in depths)
+        yield f"At most so many micro-batches waited on each rank: {deepest}."
 
 
 def _count(number: int, noun: str) -> str:

@@ -92,6 +92,8 @@ def build(config: Config, text: data.Text) -> Pipeline:
         seed=config.train.seed,
         weights=config.pipeline.weights,
         updates_every=config.pipeline.updates_every,
+        policy=config.pipeline.policy,
+        in_flight=config.pipeline.in_flight,
         batched_weight_gradients=config.pipeline.batched_weight_gradients,
         config=config.agreement() | {"data": text.fingerprint},
     )
