@@ -5,14 +5,15 @@
 One layer, forward and backward, by the ratio of communication (dispatch and combine) to compute. The runtime's own
 lanes run the programs; experts and link are emulated: they sleep for their modelled time.
 
-low, high: at low latency, and at one above a chunk's compute. shaped: the same experts, but real all-to-alls of 4 ranks
+low, high: at low latency, and at one above a chunk's compute. shaped: the same experts, but real all-to-alls of 2 ranks
 over a network that is held to a rate (see shaped_link.py; needs root), chunks chosen from what was measured there.
-presets: simulated only, under links like NVLink's, InfiniBand's and Ethernet's.
+presets: simulated only, under links like NVLink's, InfiniBand's and Ethernet's. grid: the same for 280 cases together.
 
 serial, one: efficiency, max(compute, communication) / elapsed, when nothing overlaps, and of our program in one chunk.
 roots: the two square-root formulas. thumb: the chunks at which one chunk's communication takes .6 to 1.2 of its
 compute. chosen, best: what `choose` says, and the fastest of a sweep from 1 to 16. ideal: the two-lane ideal at the
 chosen number, over what it took. loss %: how much longer than the best that was. spread %: half the range of its runs.
+one %, root %, thumb %: the loss of one chunk, of the formula for the longer side, and of what the rule allows.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ START = 0.001  # seconds that each chunk of them takes besides
 MOST = 16  # experts per rank, and so the most chunks
 SWEEP = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 RATIOS = (0.3, 0.6, 0.9, 1.2, 2.0)
-LATENCIES = {"low": 0.001, "high": 0.3}
+LATENCIES = {"low": 0.001, "high": 0.2}
 PASSES = (Op.F, Op.B)
-RANKS, MBIT = 4, 100
+RANKS, MBIT = 2, 100
 
 
 def one_layer(op: Op) -> Program:
@@ -211,23 +212,36 @@ def _over(costs: BlockCosts, work: Work, world: int) -> Call:
 
 # Simulated only.
 
-LAYERS = {"8192 tokens": 8192, "512 tokens": 512}  # per rank
+TOKENS = (8192, 2048, 512)  # per rank
 WIDTH, HIDDEN, TOP_K, GROUP = 4096, 2048, 8, 8
-FLOPS = 400e12  # per second, assumed; and what the start of a chunk's kernels takes
-KERNEL = 20e-6
+FLOPS = 400e12  # per second, assumed
+KERNEL = 20e-6  # seconds that a chunk of the experts takes besides, assumed
+
+
+def losses(program: Program, costs: BlockCosts) -> dict[int, float]:
+    """By number of chunks, how many per cent longer than the best number it takes, simulated."""
+    seconds = {number: simulate(chunk(program, number), costs).elapsed for number in range(1, MOST + 1)}
+    return {number: 100 * (elapsed / min(seconds.values()) - 1) for number, elapsed in seconds.items()}
+
+
+def rooted(program: Program, costs: BlockCosts) -> int:
+    """The number of chunks that the formula for the longer side says."""
+    whole = simulate(program, costs)
+    root = formulas(program, costs)[whole.busy(Lane.ALL_TO_ALL) > whole.busy(Lane.COMPUTE)]
+    return round(min(max(root, 1), MOST))
 
 
 def presets() -> Iterator[Row]:
     """Experts of three matrices of WIDTH x HIDDEN in 2-byte numbers, TOP_K per token, over GROUP ranks."""
-    for name, tokens, op in product(LINKS, LAYERS.values(), PASSES):
+    for name, tokens, op in product(LINKS, TOKENS, PASSES):
         compute = tokens * TOP_K * 6 * WIDTH * HIDDEN / FLOPS
         sent = tokens * TOP_K * WIDTH * 2 * (GROUP - 1) / GROUP
         costs = BlockCosts(LINKS[name].line, sent, {op: Line(KERNEL, compute) for op in Op})
         program = one_layer(op)
-        seconds = {n: simulate(chunk(program, n), costs).elapsed for n in range(1, MOST + 1)}
+        loss, whole = losses(program, costs), simulate(program, costs)
         chosen = choose(program, costs, most=MOST).chunks
-        best = min(seconds, key=seconds.__getitem__)
-        whole = simulate(program, costs)
+        elapsed = simulate(chunk(program, chosen), costs).elapsed
+        thumb = [loss[number] for number in rule_of_thumb(program, costs, MOST)]
         yield {
             "link": name,
             "tokens": tokens,
@@ -235,25 +249,52 @@ def presets() -> Iterator[Row]:
             "ratio": whole.busy(Lane.ALL_TO_ALL) / whole.busy(Lane.COMPUTE),
             **guesses(program, costs),
             "chosen": chosen,
-            "best": best,
-            "ms": 1e3 * seconds[chosen],
-            "loss %": 100 * (seconds[chosen] / seconds[best] - 1),
-            "one loss %": 100 * (seconds[1] / seconds[best] - 1),
-            "efficiency": useful(program, costs) / seconds[chosen],
+            "best": min(loss, key=loss.__getitem__),
+            "ms": 1e3 * elapsed,
+            "loss %": loss[chosen],
+            "one %": loss[1],
+            "root %": loss[rooted(program, costs)],
+            "thumb %": f"{min(thumb):.1f}-{max(thumb):.1f}" if thumb else "none",
+            "efficiency": useful(program, costs) / elapsed,
         }
+
+
+def grid() -> Iterator[Row]:
+    """What each way to choose loses, over cases from cheap to dear in latency, kernel start and communication."""
+    found: dict[str, list[float]] = {"chosen": [], "root": [], "one": [], "thumb, best": [], "thumb, worst": []}
+    picked: dict[Op, list[int]] = {op: [] for op in PASSES}
+    ratios, latencies, starts = (0.1, 0.3, 0.6, 0.9, 1.2, 2, 4), (1e-4, 1e-3, 0.01, 0.05, 0.2), (1e-4, 1e-3, 0.01, 0.05)
+    for op, ratio, latency, start in product(PASSES, ratios, latencies, starts):
+        costs = BlockCosts(Line(latency, 1.0), ratio / 2, {op: Line(start, 1.0) for op in Op})
+        program = one_layer(op)
+        loss = losses(program, costs)
+        picked[op].append(choose(program, costs, most=MOST).chunks)
+        found["chosen"].append(loss[picked[op][-1]])
+        found["root"].append(loss[rooted(program, costs)])
+        found["one"].append(loss[1])
+        if thumb := [loss[number] for number in rule_of_thumb(program, costs, MOST)]:
+            found["thumb, best"].append(min(thumb))
+            found["thumb, worst"].append(max(thumb))
+    for name, loss in found.items():
+        near = sum(each <= 5 for each in loss) / len(loss)
+        row = {"way": name, "cases": len(loss), "mean %": sum(loss) / len(loss), "max %": max(loss)}
+        yield row | {"within 5 %": near}
+    differ = sum(forward != backward for forward, backward in zip(*picked.values(), strict=True))
+    print(f"forward and backward want different numbers in {differ} of {len(picked[Op.F])} cases")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How much of an MoE layer's communication hides behind its compute.")
-    parser.add_argument("--table", help="only this one: low, high, shaped or presets")
+    parser.add_argument("--table", help="only this one: low, high, shaped, presets or grid")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each program")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     arguments = parser.parse_args()
     tables: dict[str, Callable[[], Iterable[Row]]] = {
         "low": partial(emulated, LATENCIES["low"], SWEEP, arguments.repeat),
-        "high": partial(emulated, LATENCIES["high"], (1, 2, 4), arguments.repeat),
+        "high": partial(emulated, LATENCIES["high"], (1, 2), arguments.repeat),
         "shaped": partial(shaped, arguments.repeat),
         "presets": presets,
+        "grid": grid,
     }
     if arguments.table is not None and arguments.table not in tables:
         parser.error(f"there is no table {arguments.table}: use one of {', '.join(tables)}")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 
 from pipeswift.ir import B, F, Op
-from pipeswift.program import Form, Lane, Part, arrange, bound, compile_action, merge, simulate
+from pipeswift.program import BlockCosts, Form, Lane, Line, Part, arrange, bound, chunk, compile_action, merge, simulate
 from tests.program.programs import costs, layer, one_block, programs, quick, respects_its_needs
 
 FORWARDS, BACKWARDS = (Op.F,), (Op.I, Op.B)
@@ -33,6 +33,18 @@ def test_a_forward_and_a_backward_hide_each_other():
     assert alone == pytest.approx(4 * 2.0 + 4 * 2.5)
     assert woven.elapsed < 0.72 * alone
     assert woven.hidden > 0.9
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.6, 1.0, 1.5])
+@pytest.mark.parametrize("attention", [0.0, 0.5])
+def test_chunks_woven_come_near_the_two_lane_ideal(ratio, attention):
+    others = {(Part.ATTENTION, Op.F): attention, (Part.ATTENTION, Op.B): 2 * attention}
+    experts = {op: Line(0.005, 1.0) for op in Op}
+    seconds = BlockCosts(Line(0.005, 1.0), ratio / 2, experts, others=others)
+    layout = (Form.MOE,) * 4
+    forward, backward = (compile_action(a, layout=layout, takes=True, sends=True) for a in (F(0, 1), B(0, 0)))
+    woven = merge(chunk(forward, 2), chunk(backward, 2), seconds)
+    assert simulate(woven, seconds).elapsed < 1.04 * bound(woven, seconds)
 
 
 @quick
