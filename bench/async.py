@@ -173,9 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--milliseconds", type=float, default=20)
+    parser.add_argument("--milliseconds", type=float, default=30)
     parser.add_argument("--microbatches", type=int, default=48, help="of a round; a multiple of 8")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rows = [Row("gpipe", 4), Row("gpipe", 8), Row("1f1b", 8), Row("pipedream", options.microbatches)]
     by_rank = harness.launch(run, rows, options, world=options.ranks)

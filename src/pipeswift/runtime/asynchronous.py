@@ -129,11 +129,12 @@ class Asynchronous:
                 "an asynchronous pipeline updates its weights within step(): make its optimizer before, with "
                 "pipe.async_optimizer(torch.optim.AdamW, lr=3e-4), say"
             )
-        self._plan = plan_of(schedule, self._policy, self._every)
+        plan = plan_of(schedule, self._policy, self._every)
+        self._ages = plan.staleness.reshape(schedule.num_stages, -1, self._every).mean(axis=2).tolist()
         self._sums: dict[tuple[int, int], Sums] = {}  # by (stage, update)
         self.optimizer.begin()
         for index, stage in self._stages.items():
-            self._shelves[index].begin(self._plan, rank)
+            self._shelves[index].begin(plan, rank)
             stage.shelf = self._shelves[index]
         try:
             yield
@@ -154,9 +155,8 @@ class Asynchronous:
             return
         shelf.release(microbatch)
         if (microbatch + 1) % self._every == 0:
-            ages = self._plan.staleness[stage, update * self._every : microbatch + 1]
             assert self.optimizer is not None
-            self.optimizer.update(stage, self._sums.pop((stage, update)), float(ages.mean()))
+            self.optimizer.update(stage, self._sums.pop((stage, update)), self._ages[stage][update])
         shelf.publish(microbatch)
 
     def shares(self, parts: Sequence[Part]) -> list[float]:
