@@ -84,7 +84,10 @@ class Ready:
         queue = self._queues[op][place]
         if not queue or queue[0] != microbatch or (op is Op.F and self._free[place] <= 0):
             return False
-        return all((product, at, microbatch) in self._here for product, at in self._needs[stage][op])
+        for product, at in self._needs[stage][op]:  # a loop, since policies ask this all the time
+            if (product, at, microbatch) not in self._here:
+                return False
+        return True
 
     def __iter__(self) -> Iterator[Action]:
         """Every ready action; a backward is offered whole (B) and split (I)."""

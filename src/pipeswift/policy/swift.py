@@ -82,6 +82,8 @@ class Swift(Policy):
         due, first = line[0]
         monitor = view.monitor
         assert monitor is not None, "the clock gives the monitor that this policy made"
+        if first.op is not Op.W and first in ready:  # costs nothing, so nothing is cheaper
+            return self._throttled(first, line, ready, monitor) or Decision(first, Rule.FOLLOW)
         patience = view.idle_since + self._rules.patience * monitor.unit
         waited = view.now >= patience  # never while the unit is nan
         if self._may_follow and monitor.steady and not waited:
@@ -89,23 +91,28 @@ class Swift(Policy):
         able = [(place, action) for place, action in line if action in ready]
         if not able:
             return STARVE
-        if waited and able[0][1] != first:
+        ahead = able[0][1] != first
+        if waited and ahead:
             return Decision(min((action for _, action in able), key=_age), Rule.FORCE)
-        if not self._rules.advance and able[0][1] != first:
+        if ahead and not self._rules.advance:
             return Decision(None, Rule.FOLLOW, patience)
         price, choice = min((self._price(place - due, action), action) for place, action in able)
         if self._rules.hold and not waited:
             until = min(self._worth_a_wait(price, line, ready, view, monitor), patience)
             if until > view.now:
                 return Decision(None, Rule.HOLD, until)
-        if (weight := self._instead(choice, able, monitor)) is not None:
-            return Decision(weight, Rule.THROTTLE)
-        return Decision(choice, Rule.FOLLOW if choice == first else Rule.ADVANCE)
+        if choice == first:
+            return Decision(choice, Rule.FOLLOW)
+        return self._throttled(choice, able, ready, monitor) or Decision(choice, Rule.ADVANCE)
 
     def _line(self, ready: Ready, rank: int) -> list[tuple[int, Action]]:
         """(place in the hint, action) of the next of each stage and op, ready or not, the next in the hint first."""
         places = self._places[rank]
-        return sorted((places[action], action) for action in ready.next_in_line() if action in places)
+        line = [(places.get(action, -1), action) for action in ready.next_in_line()]
+        line.sort()
+        while line and line[0][0] < 0:  # a B where the hint has I and W, or the reverse
+            del line[0]
+        return line
 
     def _price(self, ahead: int, action: Action) -> float:
         prices = self._prices
@@ -138,14 +145,17 @@ class Swift(Policy):
             return inf
         return monitor.end_of(self._rank_of[stage + 1], stage + 1, BACKWARDS, microbatch)
 
-    def _instead(self, choice: Action, able: list[tuple[int, Action]], monitor: Monitor) -> Action | None:
-        """A ready W to run instead of an F that the next stage has no use for yet."""
+    def _throttled(
+        self, choice: Action, line: list[tuple[int, Action]], ready: Ready, monitor: Monitor
+    ) -> Decision | None:
+        """To run a ready W instead of an F that the next stage has no use for yet."""
         crowd = self._rules.crowd
         if crowd is None or choice.op is not Op.F or choice.stage == self._last:
             return None
         if monitor.depth(self._rank_of[choice.stage + 1]) < crowd:
             return None
-        return next((action for _, action in able if action.op is Op.W), None)
+        weight = next((action for _, action in line if action.op is Op.W and action in ready), None)
+        return weight and Decision(weight, Rule.THROTTLE)
 
 
 STARVE = Decision(None, Rule.STARVE)
