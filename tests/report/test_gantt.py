@@ -1,14 +1,16 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pipeswift import schedules
 from pipeswift.cost import Costs
 from pipeswift.report import gantt
 from pipeswift.simulate import replay
-from pipeswift.trace import EmptyTrace
+from pipeswift.trace import QUEUE_DEPTH, Counter, EmptyTrace
 from tests.report.timelines import SHORT, WOVEN, timeline
 
 SCHEDULE = schedules.build("interleaved-1f1b", 2, 4)
@@ -72,6 +74,14 @@ def test_chunks_differ_in_shade_and_ops_in_hue():
     (bars,) = gantt.figure([TRACE]).axes[0].collections
     assert len({tuple(colour) for colour in bars.get_facecolor()}) == 4
     assert all(f">{label}<" in svg(TRACE) for label in ("F", "B", "chunk 0", "chunk 1"))
+
+
+def test_what_waited_is_a_line_over_the_bars():
+    queue = Counter(QUEUE_DEPTH, 1, np.array([0.0, 1.0, 2.0]), np.array([0, 2, 1]))
+    picture = gantt.figure([replace(SHORT, counters=(queue,))])
+    (line,) = picture.axes[0].lines
+    assert line.get_ydata() == pytest.approx([1.94, 1.06, 1.5])  # rank 1's row is from 1 to 2
+    assert "queue depth" in [text.get_text() for text in picture.legends[0].get_texts()]
 
 
 def test_the_memory_curve_is_below():

@@ -14,9 +14,10 @@ from pipeswift import schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op
 from pipeswift.policy import Alarm, Calibration, Swift
-from pipeswift.policy.diary import DEPTH, tally
+from pipeswift.policy.diary import tally
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.lookout import MESSAGES
+from pipeswift.trace import QUEUE_DEPTH
 from tests.runtime.models import Block, Embed, Head, batch, plain_loop, same, token_loss
 
 CALM = Calibration(seconds={}, swing={0: 0.0})
@@ -128,7 +129,7 @@ def test_the_trace_tells_of_decisions_and_of_messages(procs):
     assert set(rules) <= {"follow", "advance", "hold", "starve", "force"}
     started = [sum(rules[rule][rank] for rule in ("follow", "advance", "force") if rule in rules) for rank in range(3)]
     assert all(count >= 18 for count in started)  # 6 micro-batches of F, I, W
-    assert {counter.rank for counter in trace.counters if counter.name == DEPTH} == {0, 1, 2}
+    assert {counter.rank for counter in trace.counters if counter.name == QUEUE_DEPTH} == {0, 1, 2}
     sent = {counter.rank: counter.value[-1] for counter in trace.counters if counter.name == MESSAGES}
     assert sent == {0: 18, 1: 36, 2: 18}  # one per action and neighbour
 

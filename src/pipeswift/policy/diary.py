@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeswift.policy.base import Rule
-from pipeswift.trace import Counter
-
-DEPTH = "queue depth"
+from pipeswift.trace import QUEUE_DEPTH, Counter
 
 
 class Diary:
@@ -27,7 +25,7 @@ class Diary:
     def counters(self) -> tuple[Counter, ...]:
         """How often each rule has decided so far, for the rules that did, and how much work was waiting."""
         times, rules = np.array(self._times), np.array(self._rules, dtype=np.int32)
-        depth = Counter(DEPTH, self._rank, times, np.array(self._depths))
+        depth = Counter(QUEUE_DEPTH, self._rank, times, np.array(self._depths))
         return depth, *(
             Counter(rule_name(rule), self._rank, times[rules == rule], np.arange(1, (rules == rule).sum() + 1))
             for rule in Rule

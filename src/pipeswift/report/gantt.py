@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pipeswift.report.palette import HUES, IDLE, chunk_of, ink, shade, shares_time
-from pipeswift.trace import COMPUTE, Trace, bubble_rate, makespan, memory_curve
+from pipeswift.trace import COMPUTE, QUEUE_DEPTH, Trace, bubble_rate, makespan, memory_curve
 
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -39,6 +39,7 @@ _STYLE: dict[Any, Any] = {
 _METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _GREY = "#6e7781"
+_QUEUE = "#1f2328"
 _LEGEND = {
     "frameon": False,
     "borderaxespad": 0,
@@ -101,6 +102,7 @@ def figure(traces: Sequence[Trace], *, memory: np.ndarray | None = None, title: 
     axes.set_xlim(0, total / scale)
     for index, trace in enumerate(traces):
         _bars(axes, trace, tops + index, scale, chunks, layout)
+        _queues(axes, trace, tops + index, scale)
     _rank_names(axes, traces, tops, layout)
     _headline(picture, traces, title or traces[0].name, chunks, layout)
     if memory is not None:
@@ -159,6 +161,17 @@ def _heights(trace: Trace, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return top + np.where(second, 0.5, 0.06), top + np.where(first, 0.5, 0.94)
 
 
+def _queues(axes: Axes, trace: Trace, tops: np.ndarray, scale: float) -> None:
+    """Over the bars, how much work was waiting on each rank: from nothing at the foot of its row to the most of any."""
+    queues = [counter for counter in trace.counters if counter.name == QUEUE_DEPTH]
+    most = max((int(counter.value.max(initial=0)) for counter in queues), default=0)
+    for counter in queues if most else ():
+        time = (counter.time - trace.start.min()) / scale
+        axes.step(
+            time, tops[counter.rank] + 0.94 - 0.88 * counter.value / most, where="post", color=_QUEUE, linewidth=0.7
+        )
+
+
 def _rank_names(axes: Axes, traces: Sequence[Trace], tops: np.ndarray, layout: _Layout) -> None:
     """Left of the rows: which rank, and with several traces, which trace."""
     axes.tick_params(left=False)
@@ -186,6 +199,8 @@ def _headline(picture: Figure, traces: Sequence[Trace], title: str, chunks: int,
     patches = [Patch(color=HUES[op], label="FIWB"[op]) for op in used]
     if chunks > 1:
         patches += [Patch(color=shade(_GREY, chunk, chunks), label=f"chunk {chunk}") for chunk in range(chunks)]
+    if any(counter.name == QUEUE_DEPTH for trace in traces for counter in trace.counters):
+        patches.append(Line2D([], [], color=_QUEUE, linewidth=0.7, label=QUEUE_DEPTH))
     corner = (1 - layout.right / layout.width, 1 - 0.08 / height)
     picture.legend(handles=patches, **_LEGEND, loc="upper right", bbox_to_anchor=corner, ncols=len(patches))
 

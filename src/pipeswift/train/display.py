@@ -16,10 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeswift.policy.diary import DEPTH, tally
+from pipeswift.policy.diary import tally
 from pipeswift.report import summarize
 from pipeswift.report.straggler import straggler
 from pipeswift.report.table import facts
+from pipeswift.trace import QUEUE_DEPTH
 from pipeswift.train.comparison import Comparison
 from pipeswift.train.metrics import Outcome, Row, Step
 
@@ -123,7 +124,7 @@ def _decisions(outcome: Outcome) -> Iterator[str]:
     trace = outcome.late_steps[-1]
     for rule, by_rank in tally(trace.counters, trace.num_ranks).items():
         yield f"Rule {rule:8} decided {sum(by_rank):4} times in the last step, by rank {' '.join(map(str, by_rank))}."
-    depths = [counter for counter in trace.counters if counter.name == DEPTH]
+    depths = [counter for counter in trace.counters if counter.name == QUEUE_DEPTH]
     if depths:
         deepest = " ".join(str(int(counter.value.max(initial=0))) for counter in depths)
         yield f"At most so many micro-batches waited on each rank: {deepest}."
