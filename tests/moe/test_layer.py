@@ -58,19 +58,20 @@ def test_over_capacity_the_rule_holds_and_the_rest_is_counted(overflow):
     layer.report(told, "moe")  # pyright: ignore[reportArgumentType]
     y, (expected, _) = layer(x), moe(layer, x, room=room, residual=overflow == "residual")
     torch.testing.assert_close(y, expected)
-    (load,) = told.loads
-    assert load.rows.sum() == 30
-    assert load.dropped == (load.rows - room).clamp(min=0).sum() > 0
+    (figures,) = told.figures
+    rows, dropped = figures.sums["rows"], figures.sums["dropped"]
+    assert rows.sum() == 30
+    assert dropped == (rows - room).clamp(min=0).sum() > 0
 
 
 class Told:
-    weight = 1.0
+    losses = False
 
     def __init__(self) -> None:
-        self.loads: list[Any] = []
+        self.figures: list[Any] = []
 
-    def tell(self, _: str, load: Any) -> None:
-        self.loads.append(load)
+    def tell(self, _: str, figures: Any) -> None:
+        self.figures.append(figures)
 
 
 @torch.no_grad()

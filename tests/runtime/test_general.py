@@ -321,7 +321,7 @@ def train_tied(rank: int, world: int, settings: dict[str, Any]) -> tuple[list[fl
         pipe.step(*batch(8, seed=seed))
         pipe.step(*batch(8, seed=seed + 10))
         norms.append(optimizer.step(clip_norm=1.0))
-    modules = {segment.first: segment.layers for stage in pipe.stages.values() for segment in stage.segments}
+    modules = {segment.numbers[0]: segment.layers for stage in pipe.stages.values() for segment in stage.segments}
     layers = [layer for _, group in sorted(modules.items()) for layer in group]
     one_tensor = len(layers) == 4 and layers[0].weight is layers[3].weight
     pipe.close()

@@ -13,9 +13,9 @@ from pipeswift import schedules
 from pipeswift.ir import Action, Op
 from pipeswift.rehearse.kernels import Emulated
 from pipeswift.runtime import Pipeline, init_mesh
+from pipeswift.runtime.cuts import build_stage
 from pipeswift.runtime.groups import Group, Replicas
 from pipeswift.runtime.reduction import Bucket, buckets_of, done_order
-from pipeswift.runtime.stage import Segment, Stage
 from pipeswift.runtime.weights import Weights
 from pipeswift.trace import ALL_TO_ALL, Trace
 from tests.procs import Pool
@@ -29,7 +29,7 @@ def names(buckets: list[Bucket]) -> list[list[str]]:
 
 
 def one_stage(layers: list[nn.Module], elements: int, experts: tuple[str, ...] = ()) -> list[Bucket]:
-    stage = Stage(0, [Segment(layers, 0, torch.device("cpu"))])
+    stage = build_stage(0, dict(enumerate(layers)), Group(), (1, 1), torch.device("cpu"))
     weights = Weights(stage.named_parameters(), experts)
     return buckets_of([0], {0: stage}, [weights], REPLICAS, elements)[0]
 
@@ -54,7 +54,7 @@ def test_a_weight_that_two_stages_of_a_rank_share_goes_when_both_are_done():
     order = done_order(schedules.build("zb-v", 2, 4, None), 0)
     assert order == [3, 0]
     shared = nn.Linear(2, 2)
-    stages = {index: Stage(index, [Segment([shared], index, torch.device("cpu"))]) for index in (0, 3)}
+    stages = {index: build_stage(index, {index: shared}, Group(), (1, 1), torch.device("cpu")) for index in (0, 3)}
     owner, other = Weights(stages[3].named_parameters()), Weights([])
     due = buckets_of(order, stages, [other, owner], REPLICAS, 100)
     assert {stage: names(buckets) for stage, buckets in due.items()} == {3: [], 0: [["3.weight", "3.bias"]]}

@@ -1,6 +1,6 @@
 """Mixture of experts: the layer, where its experts live, and how tokens travel to them and back."""
 
-from pipeswift.moe.layer import Load, MoE
+from pipeswift.moe.layer import MoE
 from pipeswift.moe.placement import Placement, PlacementError, contiguous, shuffled
 
-__all__ = ["Load", "MoE", "Placement", "PlacementError", "contiguous", "shuffled"]
+__all__ = ["MoE", "Placement", "PlacementError", "contiguous", "shuffled"]

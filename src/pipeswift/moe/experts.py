@@ -16,8 +16,11 @@ class Experts(nn.Module):
 
     held: the layer's experts that are here, by local index. Each is initialised under a seed of its own, so it has the
     same weights wherever it is. scale: of the outputs, for inputs of variance 1.
+    expert_parallel: tells the runtime that other ranks of an expert-parallel group hold others.
     The matrices of a rank lie one after the other in memory, so one grouped product can take them as they are.
     """
+
+    expert_parallel = True
 
     def __init__(self, width: int, hidden: int, held: Sequence[int], *, seed: int, scale: float = 1.0):
         super().__init__()

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
+from pipeswift.moe.exchange import ExpertExchange
 from pipeswift.moe.experts import Experts
 from pipeswift.moe.placement import Placement, contiguous, shuffled
+from pipeswift.moe.routed import Routed
 from pipeswift.moe.router import Choice, Router, Scoring, capacity
-from pipeswift.runtime.auxiliary import Auxiliary, attach
+from pipeswift.runtime.auxiliary import Auxiliary, Figures, attach
 from pipeswift.runtime.context import surroundings
+from pipeswift.runtime.exchange import Divided
+from pipeswift.runtime.groups import Group
 
 Overflow = Literal["drop", "residual"]
 OVERFLOWS = ("drop", "residual")
 Arrangement = Literal["contiguous", "random"]
 ARRANGEMENTS = ("contiguous", "random")
-
-
-class Load(NamedTuple):
-    """What one micro-batch's tokens asked of a layer's experts on one rank.
-
-    rows: (experts,), int64, how many assignments each expert was chosen for. dropped: how many of them found no room.
-    balance, z: the losses, without their coefficients.
-    """
-
-    rows: Tensor
-    dropped: Tensor
-    balance: Tensor
-    z: Tensor
-
-
-class Routed(NamedTuple):
-    """What goes from inlet to experts to outlet, for T tokens of which each has k assignments, kT in all.
-
-    stream: the layer's input, to which the outlet adds. rows: (n, width), the assigned tokens, or what experts have
-    made of them, sorted by slot (see `Placement`); n is kT unless some were dropped. gates: (n,), their weights.
-    order: (n,), each row's number among all assignments: of token t, its choice c has c T + t. counts: (slots,).
-    shared: (T, width), every token, for the shared expert, or what that has made; None without one.
-    """
-
-    stream: Tensor
-    rows: Tensor
-    gates: Tensor
-    order: Tensor
-    counts: Tensor
-    shared: Tensor | None
 
 
 class Inlet(nn.Module):
@@ -113,8 +87,11 @@ class Inlet(nn.Module):
             self.loss = loss
             return stream
         auxiliary, name = self.told
-        load = Load(by_slot[self.slot_of], dropped, choice.balance.detach(), choice.z.detach())
-        auxiliary.tell(name, load)
+        figures = Figures(
+            sums={"rows": by_slot[self.slot_of], "dropped": dropped},
+            means={"balance": choice.balance.detach(), "z": choice.z.detach()},
+        )
+        auxiliary.tell(name, figures)
         return stream if loss is None or not torch.is_grad_enabled() else attach(stream, loss, auxiliary)
 
 
@@ -145,6 +122,8 @@ class MoE(nn.Module):
     scale: of what is added to x, at the start of training. kind: makes the experts of a rank, as `Experts` does.
     Raises PipeSwiftError for sizes and settings that do not fit each other.
     """
+
+    divisible = True  # tells the runtime that ranks may share out its experts
 
     def __init__(
         self,
@@ -211,9 +190,25 @@ class MoE(nn.Module):
         self.experts.keep(self.placement.held_by(rank))  # pyright: ignore[reportCallIssue]
         self.inlet.slot_of.copy_(torch.tensor(self.placement.slot_of))
 
+    def divide(self, name: str, group: Group, chunks: tuple[int, int]) -> Divided:
+        """The layer in three, of which the middle works over the ranks of `group`."""
+        if max(chunks) > self.placement.per_rank:
+            raise PipeSwiftError(
+                f"expert_chunks = {max(chunks)}, but layer {name} has {self.placement.per_rank} of its "
+                f"{self.placement.experts} experts on each of {group.size} ranks, and chunks are groups of these: use "
+                f"{self.placement.per_rank} at most"
+            )
+        middle = ExpertExchange(name, self.experts, self.shared, self.placement.per_rank, group, chunks)
+        return Divided(self.inlet, middle, self.outlet)
+
     def report(self, auxiliary: Auxiliary, name: str) -> None:
-        """Losses and loads of its forwards go there from now on, under that name."""
+        """Losses and figures of its forwards go there from now on, under that name.
+
+        sums: "rows", (experts,), how many assignments chose each expert; "dropped", how many of them found no room.
+        means: "balance" and "z", the losses without their coefficients.
+        """
         self.inlet.told = auxiliary, name
+        auxiliary.losses |= any(self.inlet.coefficients)
 
     def _place(self, experts: int, ranks: int) -> Placement:
         return contiguous(experts, ranks) if self._arrangement == "contiguous" else shuffled(experts, ranks, self._seed)

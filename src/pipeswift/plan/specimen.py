@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from pipeswift.ir import Op
 from pipeswift.runtime.batch import cut
 from pipeswift.runtime.boundary import Flat
+from pipeswift.runtime.cuts import build_stage
 from pipeswift.runtime.footprint import Footprint
+from pipeswift.runtime.groups import Group
 from pipeswift.runtime.layers import Layer
 from pipeswift.runtime.loss import LossFunction, StepLoss
-from pipeswift.runtime.stage import Entry, Segment, Stage
+from pipeswift.runtime.stage import Entry
 
 _ENTRY = Entry(0, 0, {})
 
@@ -25,7 +27,7 @@ class Specimen:
 
     def __init__(self, module: nn.Module, index: int, device: torch.device):
         self.module = module
-        self.stage = Stage(index, [Segment([module], index, device)])
+        self.stage = build_stage(index, {index: module}, Group(), (1, 1), device)
         self.parameters = list(module.parameters())
 
     @property

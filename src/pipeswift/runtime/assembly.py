@@ -19,10 +19,12 @@ from pipeswift.ir import Schedule
 from pipeswift.runtime.asynchronous import Asynchronous, plan_of
 from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
+from pipeswift.runtime.context import building_for
+from pipeswift.runtime.cuts import Chunks, build_stage
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.replication import equalise, experts_of
-from pipeswift.runtime.stage import Segment, Stage
+from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.ties import Tie, TieError, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
 from pipeswift.runtime.weights import Weights
 from pipeswift.verify import check
@@ -43,6 +45,7 @@ class Request:
     config: Mapping[str, object]
     weights: Policy | None = None
     updates_every: int | None = None
+    expert_chunks: Chunks = (1, 1)
 
     @property
     def policy(self) -> Policy:
@@ -57,7 +60,7 @@ class Request:
 class Assembly:
     """stages, weights: by stage index. ties: what several ranks hold. keywords: the arguments that some layer names.
 
-    asynchronous: for a schedule without flush.
+    asynchronous: for a schedule without flush. auxiliary_losses: whether some layer has losses of its own.
     """
 
     schedule: Schedule
@@ -67,6 +70,15 @@ class Assembly:
     ties: Sequence[Tie]
     keywords: frozenset[str]
     asynchronous: Asynchronous | None
+    auxiliary_losses: bool
+
+    def require_mean(self) -> None:
+        """Raises PipeSwiftError when some layer has a loss of its own, for a loss function that gives (sum, count)."""
+        if self.auxiliary_losses:
+            raise PipeSwiftError(
+                "loss gives (sum, count), but layers such as MoE have losses of their own, which are means over "
+                "micro-batches: return a mean, or set their coefficients (balance, z) to 0"
+            )
 
 
 def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers) -> Assembly:
@@ -82,7 +94,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         check_ties(ties, len(every_layer))
         ties = merged(ties)
         _refuse_ties_across_stages(schedule, layout, ties)
-        stages = _build(every_layer, layout, schedule, ties, request.seed, peers)
+        stages = _build(every_layer, layout, schedule, ties, request.seed, request.expert_chunks, peers)
         if not schedule.flush:
             _refuse_hooks(stages)
         facts = _facts(schedule, layout, ties, request)
@@ -104,6 +116,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         agree_on_ties(peers, ties, list(weights.values())),
         keywords,
         None if schedule.flush else Asynchronous(stages, weights, request.policy, request.every),
+        any(peers.all_gather(any(stage.auxiliary.losses for stage in stages.values()))),
     )
 
 
@@ -202,19 +215,27 @@ def _layout(layout: Sequence[int] | None, layers: int, stages: int) -> tuple[int
 
 
 def _build(
-    layers: Sequence[Layer], layout: Sequence[int], schedule: Schedule, ties: Ties, seed: int, peers: Peers
+    layers: Sequence[Layer],
+    layout: Sequence[int],
+    schedule: Schedule,
+    ties: Ties,
+    seed: int,
+    chunks: Chunks,
+    peers: Peers,
 ) -> dict[int, Stage]:
     ranges = {}
     for _, stage in schedule.stages_on(peers.rank):
         first = sum(layout[:stage])
         ranges[stage] = range(first, first + layout[stage])
-    modules = {i: materialise(layers[i], i, seed, peers.device) for mine in ranges.values() for i in mine}
+    experts = peers.replicas.experts
+    with building_for(experts.rank, experts.size):
+        modules = {i: materialise(layers[i], i, seed, peers.device) for mine in ranges.values() for i in mine}
     tie_locally(modules, ties)
     if schedule.num_microbatches > 1:
         for i, module in modules.items():
             warn_of_batch_statistics(module, i)
     return {
-        stage: Stage(stage, [Segment([modules[i] for i in mine], mine.start, peers.device)])
+        stage: build_stage(stage, {i: modules[i] for i in mine}, experts, chunks, peers.device)
         for stage, mine in ranges.items()
     }
 
@@ -245,5 +266,6 @@ def _facts(schedule: Schedule, layout: Sequence[int], ties: Ties, request: Reque
         "split": str(dict(sorted(request.split.items()))),
         "seed": str(request.seed),
         "weight versions": "none" if schedule.flush else f"{request.policy}, an update every {request.every}",
+        "chunks of experts": str(request.expert_chunks),
         **{f"setting {name}": repr(value) for name, value in request.config.items()},
     }

@@ -2,57 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pipeswift.runtime.peers import Peers
+
+
+class Figures(NamedTuple):
+    """What a layer reports, by name: sums and means over the samples that it has seen."""
+
+    sums: Mapping[str, Tensor]
+    means: Mapping[str, Tensor]
+
 
 class Auxiliary:
-    """Of one stage. The stage says which micro-batch its passes are of; its layers read it.
+    """Of one stage. The stage says which micro-batch its passes are of; layers and their graphs ask.
 
-    weight: the micro-batch's share of the mini-batch, times the step's scale, with which its auxiliary losses count, so
-    that they are means over micro-batches as the loss is. Graphs refer to this object and look when they run backward.
+    weight: the micro-batch's share of the mini-batch, times the step's scale. With it an auxiliary loss counts, so that
+    what is minimised is its mean over micro-batches, as it is for the loss. losses: whether some layer has any.
     """
 
     def __init__(self) -> None:
+        self.losses = False
         self.weight = 0.0
-        self._microbatch: int | None = None  # None: in a backward, where a forward that is run again has been told of
-        self._told: dict[tuple[str, int], Any] = {}
+        self._microbatch: int | None = None  # None: in a backward, which may run a forward again
+        self._told: dict[str, dict[int, tuple[float, Figures]]] = {}
 
-    def during_forward(self, microbatch: int) -> None:
-        self._microbatch = microbatch
+    def during_forward(self, microbatch: int, weight: float) -> None:
+        self._microbatch, self.weight = microbatch, weight
 
     def during_backward(self, weight: float) -> None:
         self._microbatch, self.weight = None, weight
 
-    def tell(self, layer: str, figures: Any) -> None:
-        """Files what a layer has to report of the micro-batch in its forward."""
+    def tell(self, layer: str, figures: Figures) -> None:
+        """Files a layer's figures of one micro-batch; what a forward tells when it is run again is not filed."""
         if self._microbatch is not None:
-            self._told[layer, self._microbatch] = figures
+            self._told.setdefault(layer, {})[self._microbatch] = self.weight, figures
 
-    def collect(self) -> dict[str, dict[int, Any]]:
-        """What layers have told since the last call: by layer, then by micro-batch."""
+    def collect(self) -> dict[str, Figures]:
+        """By layer, over the micro-batches since the last call, in their order."""
         told, self._told = self._told, {}
-        by_layer: dict[str, dict[int, Any]] = {}
-        for layer, microbatch in sorted(told):
-            by_layer.setdefault(layer, {})[microbatch] = told[layer, microbatch]
-        return by_layer
+        return {layer: together([seen[i] for i in sorted(seen)]) for layer, seen in told.items()}
+
+
+def together(figures: Sequence[tuple[float, Figures]]) -> Figures:
+    """Sums are added up, means averaged by the weight that stands with each."""
+    weights = [weight for weight, _ in figures]
+    whole = sum(weights)
+    first = figures[0][1]
+    means = {
+        name: sum((weight / whole * one.means[name] for weight, one in figures), torch.zeros(()))
+        for name in first.means
+    }
+    sums = {name: torch.stack([one.sums[name] for _, one in figures]).sum(0) for name in first.sums}
+    return Figures(sums, means)
+
+
+def gather_figures(peers: Peers, figures: Mapping[str, Figures]) -> dict[str, Figures]:
+    """What layers of all ranks and replicas have reported, by layer, on every rank. Every rank must call this."""
+    everyone = peers.everyone.all_gather(figures)
+    layers = dict.fromkeys(layer for theirs in everyone for layer in theirs)
+    return {layer: together([(1.0, theirs[layer]) for theirs in everyone if layer in theirs]) for layer in layers}
 
 
 def attach(carrier: Tensor, loss: Tensor, auxiliary: Auxiliary) -> Tensor:
-    """`carrier` itself; where its gradient passes, `loss` gets its own: the weight of the micro-batch."""
+    """`carrier` itself; where its gradient passes, the gradient of `loss` starts, with the micro-batch's weight."""
     return _Attach.apply(carrier, loss, auxiliary)  # pyright: ignore[reportReturnType]
 
 
 class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, carrier: Tensor, loss: Tensor, auxiliary: Auxiliary) -> Tensor:
-        ctx.auxiliary = auxiliary
-        ctx.form = loss.dtype, loss.device
+        ctx.auxiliary, ctx.like = auxiliary, (loss.dtype, loss.device)
         return carrier.view_as(carrier)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        dtype, device = ctx.form
+        dtype, device = ctx.like
         return gradients[0], torch.tensor(ctx.auxiliary.weight, dtype=dtype, device=device), None

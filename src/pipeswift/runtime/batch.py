@@ -26,9 +26,9 @@ class Part:
     first_sample: int
     samples: int
 
-    def flat(self, before: int = 0) -> Flat:
-        """before: samples of the batch ahead of this replica's."""
-        return flatten(self.value)._replace(first_sample=before + self.first_sample, samples=self.samples)
+    def flat(self, before: int = 0, batch: int = 0) -> Flat:
+        """before, batch: samples ahead of this replica's, and those of all replicas."""
+        return flatten(self.value)._replace(first_sample=before + self.first_sample, samples=self.samples, batch=batch)
 
 
 def cut(value: Any, microbatches: int, what: str) -> list[Part]:

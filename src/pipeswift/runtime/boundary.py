@@ -50,12 +50,16 @@ class Spec(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A value in the form in which it crosses; its micro-batch is `samples` of the mini-batch, from `first_sample`."""
+    """A value in the form in which it crosses.
+
+    Its micro-batch is `samples` of the mini-batch's `batch` samples, from `first_sample`.
+    """
 
     tensors: tuple[Tensor, ...]
     spec: Spec
     first_sample: int = 0
     samples: int = 0
+    batch: int = 0
 
 
 _LONE = Place(0)  # the usual value, one tensor, takes a short way

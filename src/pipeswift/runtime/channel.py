@@ -32,8 +32,8 @@ POOL = 2  # receive buffers per channel
 SENT = 4  # messages that may be kept after their delivery, per rank
 
 # A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
-# micro-batch's first sample, its number of samples, the step's number of micro-batches.
-_HEADER = 6
+# micro-batch's first sample, its number of samples, that of the mini-batch, the step's number of micro-batches.
+_HEADER = 7
 
 
 class Arrival(NamedTuple):
@@ -135,7 +135,7 @@ class Sender:
             number = len(self._specs)
             self._specs.append(spec)
         payload = b"" if known else self._pack(spec)
-        header = [number, uniform, len(payload), value.first_sample, value.samples, self._microbatches]
+        header = [number, uniform, len(payload), value.first_sample, value.samples, value.batch, self._microbatches]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
@@ -217,7 +217,7 @@ class Receiver:
         starts where micro-batch 0 does."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._receive(header).wait()
-        number, uniform, size, first_sample, samples, theirs = header.tolist()
+        number, uniform, size, first_sample, samples, batch, theirs = header.tolist()
         if theirs != expected.of:
             raise Disagreement(
                 f"this step has {expected.of} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
@@ -228,7 +228,7 @@ class Receiver:
             self._receive(payload).wait()
             self._specs.append(pickle.loads(payload.numpy().tobytes()))
         start = first_sample - expected.microbatch * samples if uniform else first_sample
-        like = Flat((), self._specs[number], start, samples)
+        like = Flat((), self._specs[number], start, samples, batch)
         self.uniform = bool(uniform)
         self._like = like if uniform else None
         return like

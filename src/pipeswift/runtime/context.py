@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 
@@ -18,6 +20,16 @@ class Surroundings(threading.local):
 
     expert_rank = 0
     expert_ranks = 1
+
+
+@contextmanager
+def building_for(rank: int, ranks: int) -> Iterator[None]:
+    """Layers built inside keep the experts of that rank of an expert-parallel group, and build no others."""
+    surroundings.expert_rank, surroundings.expert_ranks = rank, ranks
+    try:
+        yield
+    finally:
+        surroundings.expert_rank, surroundings.expert_ranks = 0, 1
 
 
 class Place(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from math import inf
 from operator import itemgetter
@@ -18,10 +19,13 @@ from torch import Tensor
 from pipeswift.ir import Action, Op, Overlap, Product, Schedule, parts
 from pipeswift.passes import weight_runs
 from pipeswift.policy import Ready, View
-from pipeswift.program import Form, Kind, Lane, Step, compile_action
+from pipeswift.program import Kind, Lane, Part, Step, Work, chunk, compile_action
 from pipeswift.runtime.batch import unlike
 from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected
+from pipeswift.runtime.cuts import Chunks
+from pipeswift.runtime.exchange import Exchange
+from pipeswift.runtime.lanes import Lanes, Launched
 from pipeswift.runtime.loss import StepLoss
 from pipeswift.runtime.progress import Progress, Run
 from pipeswift.runtime.recorder import Recorder, clock
@@ -39,6 +43,7 @@ class Job:
     inputs: Sequence[Flat] = ()
     arguments: Sequence[Mapping[str, Any]] = ()
     uniform: bool = True  # all inputs have one form
+    scale: float = 1.0  # on the loss
     loss: StepLoss | None = None  # on the ranks that hold the last stage
     samples: Sequence[int] | None = None  # that each micro-batch's targets have; None: the caller has cut them
     keep_outputs: bool = False
@@ -48,11 +53,12 @@ class Job:
 class Pass:
     """One action under way: its micro-batch, and what its steps hand to each other."""
 
-    __slots__ = ("microbatch", "value")
+    __slots__ = ("action", "launched", "microbatch", "value")
 
-    def __init__(self, microbatch: int):
-        self.microbatch = microbatch
+    def __init__(self, action: Action):
+        self.action, self.microbatch = action, action.microbatch
         self.value: Any = None
+        self.launched: dict[Work, Launched] = {}
 
 
 Call = Callable[[Pass], None]
@@ -70,9 +76,12 @@ class Executor:
         on_backward: Callable[[Action], None],
         grad_ready: Callable[[Stage], None],
         progress: Progress,
+        lanes: Lanes,
+        expert_chunks: Chunks,
         batched_weight_gradients: bool = False,
     ):
         self.schedule, self.rank = schedule, rank
+        self._lanes, self._expert_chunks = lanes, expert_chunks
         self._stages, self._wiring = stages, wiring
         self._on_backward, self._grad_ready = on_backward, grad_ready
         self._progress = progress
@@ -88,6 +97,8 @@ class Executor:
             for stage in stages.values():
                 stage.prepare_split()
         self._programs = {(stage, op): self._compile(stage, op) for stage in stages for op in ops}
+        self._spans = sum(self._spans_of(stage, Op(op)) for stage, op, _ in schedule.orders[rank].rows.tolist())
+        self._recorder = Recorder(rank, schedule.num_ranks, 0)
 
     def run(self, job: Job, helm: Helm) -> Recorder:
         """One step, in which `helm` decides. Raises whatever a layer, the loss or a channel raised."""
@@ -98,11 +109,11 @@ class Executor:
         ready = Ready(self.schedule, self.rank, helm.slots)
         backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(self.schedule, self.rank, ready)
-        recorder = Recorder(self.rank, self.schedule.num_ranks, len(self.schedule.orders[self.rank].rows))
+        self._recorder = recorder = Recorder(self.rank, self.schedule.num_ranks, self._spans)
         for entry in self._decisions(ready, helm):
             for action in parts(entry):
                 run.started.append(action)
-                self._run(action, ready, recorder)
+                self._run(action, ready)
                 run.ended += 1
                 self._account(action, backwards)
         self._wiring.end()
@@ -149,17 +160,21 @@ class Executor:
         for stage in self._stages.values():
             stage.tail = None
 
-    def _run(self, action: Action, ready: Ready, recorder: Recorder) -> None:
+    def _run(self, action: Action, ready: Ready) -> None:
         ready.start(action)
-        work = Pass(action.microbatch)
+        work = Pass(action)
         for lane, call in self._programs[action.stage, action.op]:
             if lane is Lane.COMPUTE:
                 start = clock()
                 call(work)
-                recorder.span(action, start, clock())
+                self._recorder.span(action, start, clock())
             else:
                 call(work)
         ready.finish(action)
+
+    def _spans_of(self, stage: int, op: Op) -> int:
+        """How many spans a pass records at most: one per compute call, and one per wait."""
+        return sum(lane is not Lane.POINT_TO_POINT for lane, _ in self._programs[stage, op])
 
     def _account(self, action: Action, backwards: dict[int, int]) -> None:
         """Tells the owner of the weights that a backward has added to gradients, and when a stage's are complete."""
@@ -181,8 +196,9 @@ class Executor:
     def _compile(self, stage: int, op: Op) -> tuple[tuple[Lane, Call], ...]:
         downstream, upstream = stage < self._last, stage > 0
         takes, sends = (upstream, downstream) if op is Op.F else (downstream, upstream)
-        layout = (Form.DENSE,) * len(self._stages[stage].segments)
-        program = compile_action(Action(stage, op, 0), layout=layout, takes=takes, sends=sends)
+        program = compile_action(Action(stage, op, 0), layout=self._stages[stage].forms, takes=takes, sends=sends)
+        if self._stages[stage].exchanges and op is not Op.W:
+            program = chunk(program, self._expert_chunks[op is not Op.F], local_first=True)
         calls = [(step.lane, self._bind(step, stage, op)) for step in program.steps]
         if op is Op.F and not upstream:
             calls.insert(0, (Lane.POINT_TO_POINT, self._load))
@@ -191,11 +207,27 @@ class Executor:
         return _join(calls)
 
     def _bind(self, step: Step, stage: int, op: Op) -> Call:
-        if step.kind is Kind.COMPUTE:
-            return self._compute(stage, step.work.segment, op)
-        if step.kind is Kind.TAKE:
+        kind, work = step
+        if kind is Kind.TAKE:
             return self._take(Product.OUTPUT, stage - 1) if op is Op.F else self._take(Product.GRADIENT, stage + 1)
-        return self._send_output(stage) if op is Op.F else self._send_gradient(stage)
+        if kind is Kind.SEND:
+            return self._send_output(stage) if op is Op.F else self._send_gradient(stage)
+        if kind is Kind.LAUNCH:
+            return self._launch(self._stages[stage].exchanges[work.segment], work)
+        if kind is Kind.WAIT:
+            return self._wait(work)
+        if work.part in (Part.EXPERTS, Part.SHARED):
+            return self._exchange(stage, work)
+        before = self._compute(stage, 2 * work.segment, work.op)
+        if work.part is Part.LAYERS or work.op is Op.W:
+            return before
+        exchange = self._stages[stage].exchanges[work.segment]
+        enters, leaves = self._enter(exchange, op), self._leave(exchange, op)
+        if work.part is Part.ATTENTION:
+            return _chain((before, enters) if op is Op.F else (leaves, before))
+        # What adds up has no weights: its I is its whole backward.
+        after = self._compute(stage, 2 * work.segment + 1, Op.F if op is Op.F else Op.B)
+        return _chain((leaves, after) if op is Op.F else (after, enters))
 
     def _load(self, work: Pass) -> None:
         work.value = self._job.inputs[work.microbatch]
@@ -229,7 +261,9 @@ class Executor:
 
         def forward(work: Pass) -> None:
             arguments = self._job.arguments[work.microbatch] if self._job.arguments else {}
-            entry = Entry(work.microbatch, self._job.key, arguments, self._job.first + work.microbatch)
+            flat: Flat = work.value
+            weight = self._job.scale * flat.samples / max(1, flat.batch)
+            entry = Entry(work.microbatch, self._job.key, arguments, self._job.first + work.microbatch, weight)
             if stage == self._last:
                 self._check_samples(work)
             work.value = piece.forward(segment, entry, work.value)
@@ -252,6 +286,39 @@ class Executor:
         """Inputs and targets may have come into the pipeline on different ranks."""
         if (samples := self._job.samples) is not None and samples[work.microbatch] != work.value.samples:
             raise unlike(work.value.samples, samples[work.microbatch], f"micro-batch {work.microbatch}: ")
+
+    def _enter(self, exchange: Exchange, op: Op) -> Call:
+        return lambda work: exchange.enter(op, work.microbatch, work.value)
+
+    def _leave(self, exchange: Exchange, op: Op) -> Call:
+        def leave(work: Pass) -> None:
+            work.value = exchange.leave(op, work.microbatch)
+
+        return leave
+
+    def _exchange(self, stage: int, part: Work) -> Call:
+        exchange = self._stages[stage].exchanges[part.segment]
+
+        def weight_gradient(work: Pass) -> None:
+            due = None if self._together is None else self._together.get((stage, work.microbatch), ())
+            for microbatch in (work.microbatch,) if due is None else due:
+                exchange.run(part, microbatch)
+
+        return weight_gradient if part.action.op is Op.W else lambda work: exchange.run(part, work.microbatch)
+
+    def _launch(self, exchange: Exchange, part: Work) -> Call:
+        def launch(work: Pass) -> None:
+            work.launched[part] = self._lanes.launch(part.lane, partial(exchange.run, part, work.microbatch))
+
+        return launch
+
+    def _wait(self, part: Work) -> Call:
+        def wait(work: Pass) -> None:
+            launched = work.launched.pop(part)
+            launched.wait()
+            self._recorder.span(work.action, launched.start, launched.end, part.lane)
+
+        return wait
 
     def _send_output(self, stage: int) -> Call:
         def send(work: Pass) -> None:
@@ -302,11 +369,14 @@ def _by_last(runs: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, int
 
 
 def _join(calls: Sequence[tuple[Lane, Call]]) -> tuple[tuple[Lane, Call], ...]:
-    """Neighbouring calls on one lane become one, so that they share a span."""
+    """Neighbouring calls on one lane become one, so that they share a span; launches and waits stay apart."""
     joined: list[tuple[Lane, Call]] = []
     for lane, group in groupby(calls, key=itemgetter(0)):
         members = tuple(call for _, call in group)
-        joined.append((lane, members[0] if len(members) == 1 else _chain(members)))
+        if lane is Lane.ALL_TO_ALL:
+            joined += ((lane, member) for member in members)
+        else:
+            joined.append((lane, members[0] if len(members) == 1 else _chain(members)))
     return tuple(joined)
 
 

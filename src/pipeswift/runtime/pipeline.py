@@ -17,9 +17,12 @@ from pipeswift.policy import Policy
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
+from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import Part, Rules, check_names, common_size, cut, cut_arguments, samples_in, shares
 from pipeswift.runtime.boundary import Flat
+from pipeswift.runtime.cuts import Chunks, chunks_of
 from pipeswift.runtime.executor import Executor, Job
+from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.layers import Layer
 from pipeswift.runtime.loss import LossFunction, StepLoss, blank_table, total
 from pipeswift.runtime.modes import Modes
@@ -60,6 +63,8 @@ class Pipeline:
         list share are found.
     split: for keyword arguments, the dimension to cut along, or None to give it whole to every micro-batch.
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
+    expert_chunks: how many groups a rank's experts are cut into, so that all-to-alls of one hide behind the compute of
+        another; for forward and backward, or one number for both. For layers whose experts ranks of the mesh share.
     batched_weight_gradients: where W of one stage follow each other in the schedule, the last of them does the work of
         all, each weight's in one product. The gradients are then equal within rounding, not bit for bit.
     weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
@@ -95,6 +100,7 @@ class Pipeline:
         updates_every: int | None = None,
         policy: str | Callable[[Schedule], Policy] = "follow",
         in_flight: int | None = None,
+        expert_chunks: int | Chunks = 1,
         config: Mapping[str, object] | None = None,
         bucket: int = 1 << 22,
         watchdog: float | None = 60.0,
@@ -115,7 +121,17 @@ class Pipeline:
             "in_flight": in_flight,
         }
         self._request = Request(
-            schedule, microbatches, chunks, layout, tie, self._split, seed, settings, weights, updates_every
+            schedule,
+            microbatches,
+            chunks,
+            layout,
+            tie,
+            self._split,
+            seed,
+            settings,
+            weights,
+            updates_every,
+            chunks_of(expert_chunks),
         )
         self._assembly = self._assemble(layers)
         self._weights = list(self._assembly.weights.values())
@@ -124,6 +140,7 @@ class Pipeline:
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._steering.check(self.schedule)
+        self._lanes = Lanes()
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
         self._modes = Modes()
@@ -217,6 +234,7 @@ class Pipeline:
             with self._progress.joining("the replicas' gradients"):
                 self._reducer.finish(result._recorder)
             if count is not None:
+                self._assembly.require_mean()
                 self._sums = True
                 for weights in self._weights:
                     weights.divide(count / scale)
@@ -254,6 +272,11 @@ class Pipeline:
         """The trace of all ranks of this pipeline, on each of them. Every rank must call this."""
         with self._progress.during("gathering the trace"), self._progress.joining("their traces"):
             return gather(self._peers, result.trace)
+
+    def gather_figures(self, result: Result) -> dict[str, Figures]:
+        """What layers of all ranks and replicas have reported, by layer, on every rank. Every rank must call this."""
+        with self._progress.during("gathering figures"), self._progress.joining("their figures"):
+            return gather_figures(self._peers, result.figures)
 
     # Parameters.
 
@@ -301,6 +324,7 @@ class Pipeline:
         self._wiring.close()
         self._reducer.close()
         self._steering.close()
+        self._lanes.close()
         if self._watchdog:
             self._watchdog.close()
         for executor in self._executors.values():
@@ -336,6 +360,8 @@ class Pipeline:
                 grad_ready=self._grad_ready,
                 progress=self._progress,
                 batched_weight_gradients=self._batched,
+                lanes=self._lanes,
+                expert_chunks=self._request.expert_chunks,
             )
         return self._executors[training, count]
 
@@ -375,12 +401,12 @@ class Pipeline:
         check_names(arguments, self._assembly.keywords, "step() and evaluate() got")
         count = schedule.num_microbatches
         size = common_size(inputs, targets)
-        job = Job(mix(self._seed, self.steps), self.replica * count, keep_outputs=outputs is not None)
+        job = Job(mix(self._seed, self.steps), self.replica * count, keep_outputs=outputs is not None, scale=scale)
         job.arguments = cut_arguments(arguments, count, self._split, size)
         if 0 in self.stages:
             parts = cut(inputs, count, "inputs")
-            before, _ = self._place(parts)
-            job.inputs = [part.flat(before) for part in parts]
+            place = self._place(parts)
+            job.inputs = [part.flat(*place) for part in parts]
             job.uniform = not self._dynamic and all(_alike(flat, job.inputs[0]) for flat in job.inputs)
         if schedule.num_stages - 1 in self.stages and not (schedule.forward_only and targets is None):
             if not callable(self._loss):
@@ -427,6 +453,7 @@ class Pipeline:
                 loss if known else None,
                 tuple(table[:, 0].tolist()) if known else (),
                 tuple(kept[i] for i in sorted(kept)) or None,
+                {layer: seen for stage in self.stages.values() for layer, seen in stage.auxiliary.collect().items()},
                 recorder,
                 executor.schedule.name,
             ),

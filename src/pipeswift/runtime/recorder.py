@@ -16,35 +16,39 @@ clock = perf_counter  # monotonic, and on Linux the same for all processes of a 
 
 
 class Recorder:
-    """Room for `spans` compute spans of one rank in one step; spans of other lanes are added when it is over."""
+    """Room for `spans` spans of one rank in one step; more may be added when it is over."""
 
     def __init__(self, rank: int, num_ranks: int, spans: int):
         self._rank, self._num_ranks = rank, num_ranks
         self._times = array("d", bytes(16 * spans))  # start, end, start, end, ...
         self._actions: list[Action] = []
         self.counters: tuple[Counter, ...] = ()
-        self._lanes: list[int] = []  # of spans after the compute spans
+        self._lanes = array("i", bytes(4 * spans))
 
-    def span(self, action: Action, start: float, end: float) -> None:
-        at = 2 * len(self._actions)
-        self._times[at] = start
-        self._times[at + 1] = end
+    def span(self, action: Action, start: float, end: float, lane: int = COMPUTE) -> None:
+        number = len(self._actions)
+        self._times[2 * number] = start
+        self._times[2 * number + 1] = end
+        self._lanes[number] = lane
         self._actions.append(action)
 
     def add(self, lane: int, action: Action, start: float, end: float) -> None:
-        """A span of another lane, after the last compute span."""
-        del self._times[2 * len(self._actions) :]
+        """A span after the step."""
+        number = len(self._actions)
+        del self._times[2 * number :]
+        del self._lanes[number:]
         self._times.extend((start, end))
-        self._actions.append(action)
         self._lanes.append(lane)
+        self._actions.append(action)
 
     def trace(self, name: str) -> Trace:
-        """The spans so far, on this rank's clock."""
+        """The spans so far, on this rank's clock, in the order in which they started."""
         count = len(self._actions)
         times = np.array(self._times[: 2 * count]).reshape(-1, 2)
-        stage, op, microbatch = np.array(self._actions, dtype=np.int32).reshape(-1, 3).T
-        lane = np.array([COMPUTE] * (count - len(self._lanes)) + self._lanes, dtype=np.int32)
-        spans = Trace(
+        order = np.argsort(times[:, 0], kind="stable")
+        times = times[order]
+        stage, op, microbatch = np.array(self._actions, dtype=np.int32).reshape(-1, 3)[order].T
+        return Trace(
             num_ranks=self._num_ranks,
             rank=np.full(count, self._rank, dtype=np.int32),
             stage=stage,
@@ -52,11 +56,10 @@ class Recorder:
             microbatch=microbatch,
             start=times[:, 0],
             end=times[:, 1],
-            lane=lane,
+            lane=np.array(self._lanes[:count], dtype=np.int32)[order],
             counters=self.counters,
             name=name,
         )
-        return spans.only(np.argsort(spans.start, kind="stable")) if self._lanes else spans
 
 
 def gather(peers: Peers, mine: Trace) -> Trace:

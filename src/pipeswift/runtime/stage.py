@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeswift.ir import Op
+from pipeswift.program import Form
+from pipeswift.runtime.auxiliary import Auxiliary
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
+from pipeswift.runtime.exchange import Exchange
 from pipeswift.runtime.seeds import generator_of, mix
 from pipeswift.runtime.shelf import Shelf
 
@@ -25,12 +28,22 @@ class Entry(NamedTuple):
     """What a pass needs besides its input. key: of (seed, step). arguments: keyword arguments for layers, by name.
 
     number: the micro-batch's, among those of all replicas; it keys the random numbers.
+    weight: with which the micro-batch's auxiliary losses count.
     """
 
     microbatch: int
     key: int
     arguments: Mapping[str, Any]
     number: int = 0
+    weight: float = 0.0
+
+
+class Named(NamedTuple):
+    """A layer, or a part of one that other parts run apart from. number: what its random numbers are keyed by."""
+
+    name: str
+    number: int
+    layer: nn.Module
 
 
 class Crossing(NamedTuple):
@@ -43,9 +56,8 @@ class Crossing(NamedTuple):
 class Segment:
     """Layers that run without a break; segments of a stage are separate pieces of the autograd graph."""
 
-    def __init__(self, layers: Sequence[nn.Module], first: int, device: torch.device):
-        self.layers = tuple(layers)
-        self.first = first  # global index of the first layer
+    def __init__(self, members: Sequence[Named], device: torch.device):
+        self.names, self.numbers, self.layers = zip(*members, strict=True)
         self.takes = tuple(_keywords(layer) for layer in self.layers)
         self._keyed = [any(getattr(part, "keyed", False) for part in layer.modules()) for layer in self.layers]
         self._generator = generator_of(device)
@@ -56,11 +68,11 @@ class Segment:
         seeds: gets those that stand for places in the batch until the micro-batch's backward is done.
         """
         key = mix(entry.key, entry.number)
-        for number, (layer, takes) in enumerate(zip(self.layers, self.takes, strict=True)):
-            seed = mix(key, self.first + number)
+        for layer, takes, number, keyed in zip(self.layers, self.takes, self.numbers, self._keyed, strict=True):
+            seed = mix(key, number)
             self._generator.manual_seed(seed)
-            if self._keyed[number]:
-                mark(seed, Place(entry.key, self.first + number, first_sample, 0, seeds))
+            if keyed:
+                mark(seed, Place(entry.key, number, first_sample, 0, seeds))
             if takes and entry.arguments:
                 value = layer(value, **{name: entry.arguments[name] for name in takes if name in entry.arguments})
             else:
@@ -68,16 +80,17 @@ class Segment:
         return value
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for index, layer in enumerate(self.layers, self.first):
-            yield from layer.named_parameters(prefix=str(index))
+        for name, layer in zip(self.names, self.layers, strict=True):
+            yield from layer.named_parameters(prefix=name)
 
 
 class Record:
     """What a micro-batch leaves on a stage between its forward and its backward, per segment."""
 
-    __slots__ = ("entered", "left", "seeds")
+    __slots__ = ("entered", "left", "seeds", "weight")
 
-    def __init__(self, segments: int):
+    def __init__(self, segments: int, weight: float):
+        self.weight = weight  # of the auxiliary losses
         self.seeds: list[int] = []
         self.entered: list[tuple[Tensor, ...]] = [()] * segments  # leaves that will hold the input's gradient
         self.left: list[tuple[GradientEdge, ...]] = [()] * segments  # where the output's gradient enters the graph
@@ -86,13 +99,25 @@ class Record:
 class Stage:
     """Stage `index` of the pipeline: its segments and what is in flight on it.
 
+    layers: by their index in the whole model. exchanges: number s lies between segments 2 s and 2 s + 1; to the stage's
+        programs the three are one MoE segment, s.
     tail: what the last stage does with the model's output, (micro-batch, output) -> loss; part of its last segment.
     shelf: the versions of its weights, where it runs on others than the layers' own.
+    auxiliary: where its layers tell of losses and figures of their own.
     """
 
-    def __init__(self, index: int, segments: Sequence[Segment]):
+    def __init__(
+        self,
+        index: int,
+        layers: Mapping[int, nn.Module],
+        segments: Sequence[Segment],
+        exchanges: Sequence[Exchange] = (),
+    ):
         self.index = index
+        self._layers = layers
         self.segments = tuple(segments)
+        self.exchanges = tuple(exchanges)
+        self.auxiliary = Auxiliary()
         self.tail: Callable[[int, Any], Any] | None = None
         self.shelf: Shelf | None = None
         self.ledger: Ledger | None = None  # once the backward can be split
@@ -105,7 +130,8 @@ class Stage:
         """Makes I and W possible, from the next forward on; whole backwards stay what they are."""
         if self.ledger is None:
             self.ledger = Ledger()
-            attach(nn.ModuleList(self.layers()), self.ledger)  # one list, so that what layers share is prepared once
+            # One list, so that what layers share is prepared once; exchanges split theirs anyway.
+            attach(nn.ModuleList(layer for segment in self.segments for layer in segment.layers), self.ledger)
 
     def bind(self, op: Op, microbatch: int) -> None:
         """Before every pass: from here to the next one the layers run on the weights that this pass uses."""
@@ -119,6 +145,7 @@ class Stage:
             for tensor, meta in zip(flat.tensors, flat.spec.tensors, strict=True)
         )
         seeds: list[int] = []
+        self.auxiliary.during_forward(entry.microbatch, entry.weight)
         buffers = self._copies_of_buffers() if self._in_place is None else []
         self.bind(Op.F, entry.microbatch)
         try:
@@ -137,7 +164,7 @@ class Stage:
         if not torch.is_grad_enabled():
             forget(seeds)
         else:
-            record = self._records.setdefault(entry.microbatch, Record(len(self.segments)))
+            record = self._records.setdefault(entry.microbatch, Record(len(self.segments), entry.weight))
             record.seeds += seeds
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
             record.left[segment] = tuple(get_gradient_edge(tensor) for tensor in out.tensors if tensor.requires_grad)
@@ -152,6 +179,7 @@ class Stage:
         left, record.left[segment] = record.left[segment], ()
         entered, record.entered[segment] = record.entered[segment], ()
         self.bind(Op.B, microbatch)
+        self.auxiliary.during_backward(record.weight)
         if left:
             torch.autograd.backward(left, tuple(gradients))
         if segment == 0:
@@ -187,17 +215,23 @@ class Stage:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(global name, parameter); the name starts with the layer's index in the whole model."""
-        for segment in self.segments:
+        for number, segment in enumerate(self.segments):
             yield from segment.named_parameters()
+            if number % 2 == 0 and number // 2 < len(self.exchanges):
+                yield from self.exchanges[number // 2].named_parameters()
 
     def layers(self) -> Iterator[nn.Module]:
-        for segment in self.segments:
-            yield from segment.layers
+        yield from self._layers.values()
 
     def numbered_layers(self) -> Iterator[tuple[int, nn.Module]]:
         """(index in the whole model, layer)."""
-        for segment in self.segments:
-            yield from enumerate(segment.layers, segment.first)
+        yield from self._layers.items()
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """What its programs are made of."""
+        last = (Form.DENSE,) if len(self.segments) > 2 * len(self.exchanges) else ()
+        return tuple(exchange.form for exchange in self.exchanges) + last
 
     def _copies_of_buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(buffer, buffer.clone()) for layer in self.layers() for buffer in layer.buffers()]
@@ -210,7 +244,7 @@ class Stage:
         if self.tail is not None and segment == len(self.segments) - 1:
             value = self.tail(entry.microbatch, value)
         out = flatten(Crossing(value, aside) if aside else value)
-        return Flat(out.tensors, out.spec, flat.first_sample, flat.samples)
+        return flat._replace(tensors=out.tensors, spec=out.spec)
 
 
 class _Alias(torch.autograd.Function):
