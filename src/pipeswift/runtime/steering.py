@@ -49,6 +49,11 @@ class Steering:
 
     def check(self, schedule: Schedule) -> None:
         """Raises PipeSwiftError when the policy cannot decide for `schedule`."""
+        if not self.static and self._peers.replicas.experts.size > 1:
+            raise PipeSwiftError(
+                f"policy {self._policy} decides on each rank by itself, but ranks that share out experts (ep = "
+                f"{self._peers.replicas.experts.size}) have to take the same actions: use policy follow, or ep = 1"
+            )
         if self._policy == "swift":
             Swift(schedule)
 
