@@ -26,7 +26,13 @@ def test_an_empty_file_is_a_valid_one(tmp_path):
 
 
 def test_what_is_written_down_reads_back(tmp_path):
-    config = parse({"data": {"path": 'a "quoted" \\ näme 🚀'}, "train": {"steps": 3}, "pipeline": {"chunks": None}})
+    config = parse(
+        {
+            "data": {"path": 'a "quoted" \\ näme 🚀'},
+            "train": {"steps": 3},
+            "pipeline": {"chunks": None, "partition": [2, 1, 1, 2]},
+        }
+    )
     file = tmp_path / "config.toml"
     file.write_text(dumps(config), encoding="utf-8")
     assert load(file) == config
@@ -101,6 +107,10 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
             "[train]\nbatch = 24\nmicrobatches = 6\n[pipeline]\nschedule = 'interleaved-1f1b'",
             ["train.microbatches 6", "multiple of pipeline.pp", "Use 4 or 8"],
         ),
+        ("[pipeline]\npartition = 'odd'", ['pipeline.partition = "odd"', '"profile", "even", or the number of layers']),
+        ("[pipeline]\npartition = [2, 0]", ["pipeline.partition = [2, 0]", "such as [2, 1, 1, 2]"]),
+        ("[pipeline]\npartition = [2, 4]", ["[2, 4] does not share out 6 layers", "over 4 stages", "[1, 1, 1, 3]"]),
+        ("[model]\nvocabulary = 255", ["model.vocabulary = 255", "greater than or equal to 256"]),
         ("[train\n", ["is not TOML"]),
     ],
 )

@@ -9,6 +9,7 @@ from pipeswift import schedules
 from pipeswift.cost import Costs
 from pipeswift.simulate import replay
 from pipeswift.train.comparison import compare
+from pipeswift.train.cut import Cut
 from pipeswift.train.display import Lines, LiveView, close, describe, display
 from pipeswift.train.metrics import Outcome, Row, Step
 
@@ -54,6 +55,7 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
     close(
         Outcome(
             schedule=schedule,
+            cut=Cut((3, 2)),
             late_steps=(measured,),
             first_held_out=5.5,
             held_out=2.0,
@@ -67,5 +69,5 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
         Path("runs/x"),
     )
     shown = capsys.readouterr().out
-    for words in ("makespan", "bubble by span", "2 1", "2 ranks", "shared 2 cores", "5.500 -> 2.000"):
+    for words in ("makespan", "bubble by span", "2 1", "2 ranks", "shared 2 cores", "5.500 -> 2.000", "stage: 3 2."):
         assert words in shown

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeswift.plan.profile import Profile
 from pipeswift.train import worker
 from pipeswift.train.config import load
+from pipeswift.train.cut import cut_by
 from pipeswift.train.folder import COLUMNS
 
 SETTINGS = """
@@ -79,12 +81,16 @@ def test_two_processes_compute_what_one_does_and_leave_the_same_files(settings, 
     done = finish(command(settings, "--set", "pipeline.pp=2"))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run"
-    assert {file.name for file in folder.iterdir()} == {"config.toml", "metrics.csv", "trace.json", "timeline.svg"}
-    assert load(folder / "config.toml").pipeline.pp == 2
+    files = {"config.toml", "profile.json", "metrics.csv", "trace.json", "timeline.svg"}
+    assert {file.name for file in folder.iterdir()} == files
+    used = load(folder / "config.toml")
+    assert used.pipeline.pp == 2
+    assert used.pipeline.partition == cut_by(Profile.load(folder / "profile.json"), used.build_schedule(), 1).layout
     assert all(len(row["utilization"].split()) == 2 for row in metrics(folder)[1:])
     spans = [event for event in json.loads((folder / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == 2 * (2 * 4 * 2)  # predicted and measured: 2 ranks, 4 micro-batches, F and B
     assert "predicted" in (folder / "timeline.svg").read_text()
+    assert f"Layers per stage: {' '.join(map(str, used.pipeline.partition))}, cut by profile.json." in done.stdout
     for words in (r"makespan +\d", r"bubble by span +\d", r"peak activations per rank +2 1 +2 1", "shared"):
         assert re.search(words, done.stdout), done.stdout
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
@@ -20,6 +20,17 @@ from pipeswift.versions import VersionError, versions
 
 NonNegative = Annotated[int, Field(ge=0)]
 PathSetting = Annotated[Path, Field(strict=False)]
+
+
+def _partition(value: Any) -> Any:
+    if value in ("profile", "even"):
+        return value
+    if isinstance(value, list | tuple) and value and all(type(size) is int and size > 0 for size in value):
+        return tuple(value)
+    raise ValueError('should be "profile", "even", or the number of layers of each stage, such as [2, 1, 1, 2]')
+
+
+Partition = Annotated[str | Annotated[tuple[int, ...], Field(strict=False)], BeforeValidator(_partition)]
 
 
 class ConfigError(PipeSwiftError):
@@ -76,22 +87,28 @@ class Train(Section):
     eval_every: PositiveInt = 28
     eval_batches: PositiveInt = 4
 
+    @property
+    def microbatch(self) -> int:
+        """Samples in a micro-batch."""
+        return self.batch // (self.accumulate * self.microbatches)
+
 
 class Pipeline(Section):
     """chunks: stages per rank, for schedules with a choice. threads: of each rank.
 
+    partition: "profile" cuts the model so that the slowest stage is as fast as can be, by times that rank 0 measures
+    at the start; "even" gives each stage as many blocks; a list gives the layers of each stage.
     weights, updates_every: for schedules without flush, which version of its weights a stage uses for a micro-batch,
     and how many micro-batches make an update; by default stash and 1.
-
     policy, in_flight: swift leaves the schedule's order where stage times swing, and then holds at most so many
     micro-batches per stage; by default as many as the schedule.
-
     batched_weight_gradients: W that follow each other run as one product; gradients are then equal within rounding.
     """
 
     pp: PositiveInt = 4
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
+    partition: Partition = "profile"
     weights: Literal["stash", "vertical", "2bw", "none"] | None = None
     updates_every: PositiveInt | None = None
     policy: Literal["follow", "swift"] = "follow"
@@ -212,6 +229,13 @@ def _check(config: Config) -> None:
             f"model.blocks = {model.blocks} makes {model.layers} layers (embedding, blocks, head), fewer than the "
             f"{stages} stages of {pipeline.schedule} with pipeline.pp = {pipeline.pp}. Every stage needs a layer: use "
             f"model.blocks = {stages - 2} or more."
+        )
+    partition = pipeline.partition
+    if not isinstance(partition, str) and (len(partition) != stages or sum(partition) != model.layers):
+        raise ConfigError(
+            f"pipeline.partition = {list(partition)} does not share out {model.layers} layers (embedding, blocks, "
+            f"head) over {stages} stages. Use {stages} numbers that add up to {model.layers}, such as "
+            f"pipeline.partition = {[*[1] * (stages - 1), model.layers - stages + 1]}."
         )
 
 

@@ -107,6 +107,8 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
         console.print(line)
     if (slow := straggler(outcome.late_steps)) is not None:
         console.print(str(slow))
+    sizes = " ".join(map(str, outcome.cut.layout[:_SHOWN_RANKS]))
+    console.print(f"Layers per stage: {sizes}{', cut by profile.json' if outcome.cut.profile else ''}.")
     threads, ranks = outcome.threads, outcome.ranks_here
     console.print(
         f"{_count(ranks, 'rank')} of {_count(threads, 'thread')} shared {_count(outcome.cores, 'core')}"

@@ -1,4 +1,4 @@
-"""The folder of one run: its settings, its metrics, and a late step as a trace file and as a picture."""
+"""The folder of one run: settings, the profile it was cut by, metrics, and a late step as a trace and as a picture."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from pipeswift.errors import PipeSwiftError
 from pipeswift.report import perfetto
 from pipeswift.train.comparison import Comparison
 from pipeswift.train.config import Config, dumps
+from pipeswift.train.cut import Cut
 from pipeswift.train.metrics import Row, Step
 
 COLUMNS = ("step", "held_out", *(field.name for field in fields(Step)))
 
 
 class RunFolder:
-    """Writes config.toml on opening, metrics.csv row by row, trace.json and timeline.svg at the end."""
+    """Writes config.toml on opening, profile.json with the cut, metrics.csv row by row, and the rest at the end."""
 
     def __init__(self, config: Config):
-        self.path = _fresh(config.run.folder)
+        self._config, self.path = config, _fresh(config.run.folder)
         (self.path / "config.toml").write_text(dumps(config), encoding="utf-8")
         self._file: IO[str] = (self.path / "metrics.csv").open("w", newline="", encoding="utf-8")
         self._metrics = csv.writer(self._file)
         self._metrics.writerow(COLUMNS)
+
+    def record(self, cut: Cut) -> None:
+        """Writes the cut into config.toml, so that a run with that file has the same, and beside it the profile."""
+        pipeline = self._config.pipeline.model_copy(update={"partition": cut.layout})
+        (self.path / "config.toml").write_text(dumps(self._config.model_copy(update={"pipeline": pipeline})), "utf-8")
+        if cut.profile is not None:
+            cut.profile.save(self.path / "profile.json")
 
     def add(self, row: Row) -> None:
         step = astuple(row.training) if row.training else ()

@@ -12,24 +12,28 @@ import numpy as np
 import torch
 
 from pipeswift.runtime import Pipeline, Result, init_mesh
-from pipeswift.runtime.layers import even_layout
+from pipeswift.runtime.peers import peers_of
 from pipeswift.trace import Trace, busy_per_rank, makespan
 from pipeswift.train import data
 from pipeswift.train.config import Config
+from pipeswift.train.cut import Cut, agree_on_cut
 from pipeswift.train.metrics import Outcome, Row, Step
-from pipeswift.train.model import next_byte_loss
-from pipeswift.train.sample import layers_of
+from pipeswift.train.model import builders, next_byte_loss
 from pipeswift.train.updates import Updates, updates_of
 
 _LATE_STEPS = 20
 _EVALUATION = 1 << 32  # keeps the draws of held-out text apart from those of training
 
 
-def train(config: Config, on_row: Callable[[Row], None]) -> Outcome:
-    """Train as `config` says, calling `on_row` after every step. Every rank of the mesh must call this."""
+def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row], None]) -> Outcome:
+    """Train as `config` says. Every rank of the mesh must call this.
+
+    on_cut: called once it is known which layers each stage gets. on_row: called after every step.
+    """
     torch.set_num_threads(config.pipeline.threads)
     text = data.load(config.data.path, window=config.model.context + 1)
-    pipe = build(config, text)
+    pipe, cut = build(config, text)
+    on_cut(cut)
     updates = updates_of(pipe, config)
     began = perf_counter()
     first_held_out = held_out = evaluate(pipe, config, text)
@@ -49,6 +53,7 @@ def train(config: Config, on_row: Callable[[Row], None]) -> Outcome:
     pipe.close()
     return Outcome(
         schedule=pipe.schedule,
+        cut=cut,
         late_steps=tuple(late),
         first_held_out=first_held_out,
         held_out=held_out,
@@ -80,15 +85,16 @@ def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text
     return step, trace
 
 
-def build(config: Config, text: data.Text) -> Pipeline:
+def build(config: Config, text: data.Text) -> tuple[Pipeline, Cut]:
     """The pipeline that `config` describes; all ranks must hold the same settings and the same text."""
-    model, schedule = config.model, config.build_schedule()
-    return Pipeline(
-        layers_of(model),
+    schedule, peers = config.build_schedule(), peers_of(init_mesh(pp=config.pipeline.pp))
+    cut = agree_on_cut(config, schedule, peers)
+    pipe = Pipeline(
+        builders(**config.model.model_dump()),
         loss=next_byte_loss,
         schedule=schedule,
-        mesh=init_mesh(pp=config.pipeline.pp),
-        layout=layout(model.blocks, schedule.num_stages),
+        mesh=peers,
+        layout=cut.layout,
         seed=config.train.seed,
         weights=config.pipeline.weights,
         updates_every=config.pipeline.updates_every,
@@ -97,17 +103,7 @@ def build(config: Config, text: data.Text) -> Pipeline:
         batched_weight_gradients=config.pipeline.batched_weight_gradients,
         config=config.agreement() | {"data": text.fingerprint},
     )
-
-
-def layout(blocks: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage. The blocks carry the work, so they are shared out evenly where there are enough of them;
-    the embedding joins the first stage's and the head the last's."""
-    if blocks < stages:
-        return even_layout(blocks + 2, stages)
-    sizes = list(even_layout(blocks, stages))
-    sizes[0] += 1
-    sizes[-1] += 1
-    return tuple(sizes)
+    return pipe, cut
 
 
 def evaluate(pipe: Pipeline, config: Config, text: data.Text) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeswift.ir import Schedule
 from pipeswift.trace import Trace
+from pipeswift.train.cut import Cut
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run of `schedule`. late_steps: the timelines of its last steps.
+    """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps.
 
     first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
     evaluations included. cores: of this machine, shared by `ranks_here` ranks of `threads` threads each.
     """
 
     schedule: Schedule
+    cut: Cut
     late_steps: tuple[Trace, ...]
     first_held_out: float
     held_out: float

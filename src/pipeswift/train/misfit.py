@@ -18,7 +18,11 @@ def explain(problem: ErrorDetails, settings: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         return _unknown(name, settings)
     value = json.dumps(problem["input"], default=str)
-    rule = "should be a path, in quotes" if problem["type"] == "path_type" else problem["msg"].removeprefix("Input ")
+    rule = (
+        "should be a path, in quotes"
+        if problem["type"] == "path_type"
+        else problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    )
     valid = _default(name, settings)
     return f"{name} = {value}: it {rule}" + (f", for example {name} = {valid}" if valid else "")
 

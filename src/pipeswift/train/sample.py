@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,6 @@ from pipeswift.plan.profile import Profile
 from pipeswift.train.config import Config, Model
 from pipeswift.train.data import BYTES
 from pipeswift.train.model import builders, next_byte_loss
-
-
-def layers_of(model: Model) -> list[Callable[[], torch.nn.Module]]:
-    return builders(
-        blocks=model.blocks,
-        width=model.width,
-        heads=model.heads,
-        context=model.context,
-        vocabulary=model.vocabulary,
-    )
 
 
 def measured(config: Config, sizes: Sequence[int], **how: Any) -> Profile:
@@ -39,7 +29,7 @@ def estimated(config: Config, sizes: Sequence[int], *, flops: float, bandwidth: 
 
 def _subject(model: Model, sizes: Sequence[int]) -> dict[str, Any]:
     return {
-        "layers": layers_of(model),
+        "layers": builders(**model.model_dump()),
         "loss": next_byte_loss,
         "sample": partial(_noise, model.context),
         "sizes": sizes,

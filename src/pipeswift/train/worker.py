@@ -24,7 +24,7 @@ def run(config: Config) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         _lead(config)
     else:
-        train(config, on_row=lambda row: None)
+        train(config, on_cut=lambda cut: None, on_row=lambda row: None)
     dist.destroy_process_group()
 
 
@@ -36,7 +36,7 @@ def _lead(config: Config) -> None:
             folder.add(row)
             view.show(row)
 
-        outcome = train(config, on_row=report)
+        outcome = train(config, on_cut=folder.record, on_row=report)
     comparison = compare(outcome.schedule, outcome.late_steps)
     folder.finish(comparison)
     close(outcome, comparison, folder.path)
