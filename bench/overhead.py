@@ -5,7 +5,8 @@
 Both run layers whose F, I and W sleep for a set time, alternating, in the same processes. A step lasts from the first
 rank's start to the last rank's end. It is compared with the replay of the schedule's own order, once with nominal
 durations, and once with the durations clocked inside the kernels of that very step. Torch's counterpart of a schedule
-is the one of the same name; beside ZB-H1 and ZB-H2, of which it has none, stands its interleaved zero-bubble schedule.
+is the one of the same name; beside ZB-H1 and ZB-H2, of which it has none, stands its interleaved zero-bubble schedule,
+and beside DualPipe its DualPipeV. Pairs run their parts one after the other in both.
 
 The last lines show what an action costs without communication and without autograd.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -47,7 +47,12 @@ PEERS: dict[str, tuple[str, int]] = {  # torch's class, its stages per rank
     "zb-h1": ("ScheduleInterleavedZeroBubble", 2),
     "zb-h2": ("ScheduleInterleavedZeroBubble", 2),
     "zb-v": ("ScheduleZBVZeroBubble", 2),
+    "dualpipe": ("ScheduleDualPipeV", 2),
+    "dualpipe-v": ("ScheduleDualPipeV", 2),
 }
+
+
+IN_A_V = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 
 
 class Row(NamedTuple):
@@ -60,11 +65,11 @@ class Row(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One rank's part of a step. kernels: (stage, op, seconds) in the order they ended."""
+    """One rank's part of a step. kernels: (stage, op, micro-batch, seconds)."""
 
     start: float
     end: float
-    kernels: list[tuple[int, int, float]]
+    kernels: list[tuple[int, int, int, float]]
 
 
 class System(NamedTuple):
@@ -95,7 +100,7 @@ def torchs(rank: int, row: Row, inputs: Tensor) -> System:
     name, chunks = PEERS[row.schedule]
     stages = row.ranks * chunks
     clocks: dict[int, Clock] = {stage: [] for stage in range(stages)}
-    held = [rank] if chunks == 1 else [rank, 2 * row.ranks - 1 - rank if row.schedule == "zb-v" else rank + row.ranks]
+    held = [rank] if chunks == 1 else [rank, 2 * row.ranks - 1 - rank if name in IN_A_V else rank + row.ranks]
     build = layers(row, clocks)
     pieces = [PipelineStage(build[s](), s, stages, torch.device("cpu")) for s in held]
     peer = getattr(torch_schedules, name)(pieces if chunks > 1 else pieces[0], row.microbatches, loss_fn=loss)
@@ -124,20 +129,27 @@ def run(rank: int, world: int, row: Row, steps: int) -> dict[str, tuple[Schedule
             start = perf_counter()
             system.step()
             end = perf_counter()
-            kernels = [(stage, k.op, k.end - k.start) for stage, clock in system.clocks.items() for k in clock]
             if step:
-                results[name].append(Step(start, end, kernels))
+                results[name].append(Step(start, end, kernels_of(system, rank)))
     return {name: (system.schedule, results[name]) for name, system in systems.items()}
 
 
-def costs_of(schedule: Schedule, kernels: list[tuple[int, int, float]]) -> Costs:
-    """The durations inside the kernels, as costs; a kernel's n-th run on a stage was of micro-batch n."""
+def kernels_of(system: System, rank: int) -> list[tuple[int, int, int, float]]:
+    """What this rank's clocks have seen; the n-th run on a stage was of the n-th micro-batch that comes there."""
+    schedule, kernels = system.schedule, []
+    for stage, clock in system.clocks.items():
+        mine = [i for i in range(schedule.num_microbatches) if schedule.rank_of(stage, i) == rank]
+        coming = {op: iter(mine) for op in Op}
+        kernels += [(stage, k.op, next(coming[Op(k.op)]), k.end - k.start) for k in clock]
+    return kernels
+
+
+def costs_of(schedule: Schedule, kernels: list[tuple[int, int, int, float]]) -> Costs:
+    """The durations inside the kernels, as costs."""
     nominal = Costs.uniform(schedule.num_stages)
     seconds = np.zeros((4, schedule.num_stages, schedule.num_microbatches))
-    seen: dict[tuple[int, int], int] = defaultdict(int)
-    for stage, op, duration in kernels:
-        seconds[op, stage, seen[stage, op]] = duration
-        seen[stage, op] += 1
+    for stage, op, microbatch, duration in kernels:
+        seconds[op, stage, microbatch] = duration
     seconds[Op.B] = seconds[Op.I] + seconds[Op.W]
     return Costs(seconds, nominal.memory, nominal.boundary_bytes)
 

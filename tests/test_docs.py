@@ -16,6 +16,12 @@ def test_the_table_of_schedules_is_the_computed_one():
     assert table() in (DOCS / "schedules" / "README.md").read_text(encoding="utf-8")
 
 
+def test_which_schedule_when_is_the_computed_one():
+    page = (DOCS / "which-schedule.md").read_text(encoding="utf-8")
+    for section in runpy.run_path(str(DOCS / "which_schedule.py"))["sections"]():
+        assert section in page
+
+
 @pytest.mark.parametrize("name", [found.name for found in entries()])
 def test_every_schedule_has_a_page_with_its_picture(name):
     page = (DOCS / "schedules" / f"{name}.md").read_text(encoding="utf-8")

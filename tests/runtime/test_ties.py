@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 from pipeswift.runtime import Pipeline, init_mesh
 from tests.procs import CaseFailed, Pool
-from tests.runtime.models import CLASSES, WIDTH, Block, Embed, Head, batch, builders, same, token_loss, token_loss_sum
+from tests.runtime.models import (
+    CLASSES,
+    WIDTH,
+    Block,
+    Embed,
+    Head,
+    batch,
+    builders,
+    plain_loop,
+    same,
+    token_loss,
+    token_loss_sum,
+)
 
 LAYERS = 9
 STEPS = 3
@@ -87,6 +99,28 @@ def test_copies_are_equal_after_each_step(procs: Pool, world: int):
 
 def test_sums_are_divided_once_and_steps_accumulate(procs: Pool):
     close_to_1f1b(procs, token_loss_sum, {}, 2, per_step=2)
+
+
+def replicated(rank: int, world: int) -> tuple[dict[str, Tensor], float]:
+    """Two replicas of DualPipe over two ranks, each with half of a batch."""
+    pipe = Pipeline(builders(LAYERS), loss=token_loss, schedule="dualpipe", microbatches=4, mesh=init_mesh(pp=2, dp=2))
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.0)
+    pipe.step(*(tensor.chunk(2)[pipe.replica] for tensor in batch(16)))
+    gradients = {name: weight.grad.clone() for name, weight in pipe.named_parameters() if weight.grad is not None}
+    norm = optimizer.step()
+    pipe.close()
+    return gradients, norm
+
+
+def test_copies_of_replicas(procs: Pool):
+    by_rank = procs.run(replicated, world=4)
+    _, expected = plain_loop(builders(LAYERS), *batch(16), 8)
+    norm = sum(gradient.double().square().sum().item() for gradient in expected.values()) ** 0.5
+    for gradients, found in by_rank:
+        assert found == pytest.approx(norm, rel=1e-5)
+        assert same(gradients, by_rank[0][0])
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
 
 
 def test_a_tie_over_stages_that_are_on_two_ranks(procs: Pool):
