@@ -5,6 +5,7 @@ from pipeswift.policy.calibrate import calibrate
 from pipeswift.policy.follow import Follow
 from pipeswift.policy.monitor import Alarm, Calibration, Monitor, Summary
 from pipeswift.policy.ready import Ready, Slots, slots_of
+from pipeswift.policy.source import source_order
 from pipeswift.policy.swift import Prices, Rules, Swift
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "View",
     "calibrate",
     "slots_of",
+    "source_order",
 ]
