@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeswift import schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op
-from pipeswift.policy import Alarm, Calibration, Swift
+from pipeswift.policy import Alarm, Calibration, Swift, source_order
 from pipeswift.policy.diary import tally
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.lookout import MESSAGES
@@ -191,3 +191,51 @@ def test_what_cannot_be_steered_is_refused(settings, message):
             microbatches=2,
             **{"schedule": "1f1b"} | settings,
         )
+
+
+LENGTHS = (3, 7, 2, 5, 6, 4)
+
+
+def unequal() -> tuple[list[Tensor], list[Tensor]]:
+    """Ready-made micro-batches of sequences of different lengths."""
+    inputs, targets = zip(*(batch(2, length, seed=length) for length in LENGTHS), strict=True)
+    return list(inputs), list(targets)
+
+
+def reordered(rank: int, world: int, name: str, policy: str) -> list:
+    """(losses, gradients) of three steps in which cheap micro-batches enter first and last."""
+    pipe = Pipeline(
+        dawdlers(5, 1.0),
+        loss=token_loss,
+        schedule=name,
+        microbatches=len(LENGTHS),
+        mesh=init_mesh(pp=world),
+        policy=policy,
+        cost_of=lambda inputs: inputs.shape[1],
+    )
+    found = []
+    for _ in range(3):
+        result = pipe.step(*unequal())
+        found.append((result.losses, {key: parameter.grad.clone() for key, parameter in pipe.named_parameters()}))
+        for _, parameter in pipe.named_parameters():
+            parameter.grad = None
+    pipe.close()
+    return found
+
+
+@pytest.mark.parametrize(("name", "policy"), [("1f1b", "follow"), ("zb-h1", "swift")])
+def test_a_permutation_gives_the_gradients_of_the_permuted_list_and_losses_by_number(procs, name, policy):
+    order = source_order(LENGTHS)
+    inputs, targets = unequal()
+    model = nn.Sequential(*(build() for build in dawdlers(5, 0.0)))
+    losses = {}
+    for i in order:
+        loss = token_loss(model(inputs[i]), targets[i])
+        (loss / len(order)).backward()
+        losses[i] = loss.item()
+    for step in zip(*procs.run(reordered, name, policy, world=2), strict=True):
+        found: dict[str, Tensor] = {}
+        for theirs, mine in step:
+            assert list(theirs) == [losses[i] for i in range(len(order))]
+            found |= mine
+        assert same(found, {key: parameter.grad for key, parameter in model.named_parameters()})

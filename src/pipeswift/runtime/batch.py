@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 
+T = TypeVar("T")
 Rules = Mapping[str, int | None]  # argument -> dimension to cut along, or None: whole to every micro-batch
 
 
@@ -52,6 +53,11 @@ def cut(value: Any, microbatches: int, what: str) -> list[Part]:
         parts.append(Part(piece, first, batch_size(piece, what)))
         first += parts[-1].samples
     return parts
+
+
+def arranged(things: Sequence[T], order: Sequence[int] | None) -> list[T]:
+    """The micro-batches of something, in the order in which they enter the pipeline."""
+    return list(things) if order is None else [things[number] for number in order]
 
 
 def samples_in(parts: Sequence[Part]) -> int:

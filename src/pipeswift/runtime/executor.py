@@ -36,7 +36,10 @@ from pipeswift.runtime.wiring import ChannelKey, Wiring
 
 @dataclass
 class Job:
-    """What one step works on; inputs and arguments by micro-batch, inputs on the ranks that hold the first stage."""
+    """What one step works on; inputs and arguments by micro-batch, inputs on the ranks that hold the first stage.
+
+    order: the caller's number of each micro-batch, where they enter in another order than they came in.
+    """
 
     key: int  # seeds the step's random numbers
     first: int = 0  # the number of micro-batch 0 among those of all replicas
@@ -46,6 +49,7 @@ class Job:
     scale: float = 1.0  # on the loss
     loss: StepLoss | None = None  # on the ranks that hold the last stage
     samples: Sequence[int] | None = None  # that each micro-batch's targets have; None: the caller has cut them
+    order: Sequence[int] | None = None
     keep_outputs: bool = False
     outputs: dict[int, Any] = field(default_factory=dict)  # by micro-batch, on the ranks that hold the last stage
 

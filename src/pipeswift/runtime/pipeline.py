@@ -13,12 +13,22 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Schedule
-from pipeswift.policy import Policy
+from pipeswift.policy import Policy, source_order
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
 from pipeswift.runtime.auxiliary import Figures, gather_figures
-from pipeswift.runtime.batch import Part, Rules, check_names, common_size, cut, cut_arguments, samples_in, shares
+from pipeswift.runtime.batch import (
+    Part,
+    Rules,
+    arranged,
+    check_names,
+    common_size,
+    cut,
+    cut_arguments,
+    samples_in,
+    shares,
+)
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.cuts import Chunks, chunks_of
 from pipeswift.runtime.executor import Executor, Job
@@ -72,6 +82,9 @@ class Pipeline:
         `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
     policy, in_flight: who decides what a rank starts next, "follow" (the schedule's order) or "swift", which leaves it
         where stage times swing; and how many micro-batches a stage may then hold. See `runtime.steering`.
+    cost_of: what a micro-batch will cost, in any unit, from its inputs (say a sequence length squared). Cheap ones
+        then enter the pipeline first and last. Losses and outputs keep the caller's order; gradients are those of the
+        micro-batches in the order in which they entered.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     bucket: how many gradients replicas reduce at a time; a parameter that has more is reduced by itself.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
@@ -101,6 +114,7 @@ class Pipeline:
         policy: str | Callable[[Schedule], Policy] = "follow",
         in_flight: int | None = None,
         expert_chunks: int | Chunks = 1,
+        cost_of: Callable[[Any], float] | None = None,
         config: Mapping[str, object] | None = None,
         bucket: int = 1 << 22,
         watchdog: float | None = 60.0,
@@ -111,7 +125,7 @@ class Pipeline:
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
         _check_bucket(bucket)
-        self._batched = batched_weight_gradients
+        self._batched, self._cost_of = batched_weight_gradients, cost_of
         self._steering = Steering(self._peers, policy, in_flight)
         steers = policy if isinstance(policy, str) else "custom"
         settings = {
@@ -119,6 +133,7 @@ class Pipeline:
             "batched_weight_gradients": batched_weight_gradients,
             "policy": steers,
             "in_flight": in_flight,
+            "reorders": cost_of is not None,
         }
         self._request = Request(
             schedule,
@@ -402,22 +417,31 @@ class Pipeline:
         count = schedule.num_microbatches
         size = common_size(inputs, targets)
         job = Job(mix(self._seed, self.steps), self.replica * count, keep_outputs=outputs is not None, scale=scale)
-        job.arguments = cut_arguments(arguments, count, self._split, size)
-        if 0 in self.stages:
-            parts = cut(inputs, count, "inputs")
+        parts = cut(inputs, count, "inputs") if 0 in self.stages else []
+        job.order = self._source_order(parts)
+        job.arguments = arranged(cut_arguments(arguments, count, self._split, size), job.order)
+        if parts:
             place = self._place(parts)
-            job.inputs = [part.flat(*place) for part in parts]
-            job.uniform = not self._dynamic and all(_alike(flat, job.inputs[0]) for flat in job.inputs)
+            job.inputs = arranged([part.flat(*place) for part in parts], job.order)
+            job.uniform = not self._dynamic and not job.order and all(_alike(i, job.inputs[0]) for i in job.inputs)
         if schedule.num_stages - 1 in self.stages and not (schedule.forward_only and targets is None):
             if not callable(self._loss):
                 raise PipeSwiftError(f"loss = {self._loss!r} is no function: give one of (output, target)")
-            parts = cut(targets, count, "targets")
+            parts = arranged(cut(targets, count, "targets"), job.order)
             _, size = self._place(parts)
             job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts, size), scale)
             job.samples = None if isinstance(targets, list) else [part.samples for part in parts]
             if self._asynchronous:
                 job.loss.of_update = self._asynchronous.shares(parts)
         return job
+
+    def _source_order(self, parts: Sequence[Part]) -> Sequence[int] | None:
+        """In which order micro-batches enter, the same on all ranks. parts: of the inputs, where this rank has them."""
+        if self._cost_of is None:
+            return None
+        mine = source_order([float(self._cost_of(part.value)) for part in parts])
+        with self._progress.joining("the order of micro-batches"):
+            return next(filter(None, self._peers.all_gather(mine)))
 
     def _place(self, parts: Sequence[Part]) -> tuple[int, int]:
         """(samples on replicas before this one, samples on all)."""
@@ -437,7 +461,8 @@ class Pipeline:
             recorder.counters = self._asynchronous.counters(self.rank)
         if job.loss is not None:
             mine = job.loss.table()
-            table[job.first : job.first + len(mine)] = mine
+            rows = range(len(mine)) if job.order is None else job.order
+            table[[job.first + row for row in rows]] = mine
         with self._progress.joining("the losses"):
             if self.rank in self._last_stage_ranks:
                 self._peers.replicas.control.all_sum(table)
@@ -448,6 +473,8 @@ class Pipeline:
         loss, count = total(table)
         known = bool(table[:, 1].any())
         kept = self._share(job.outputs) if outputs == "all" else job.outputs
+        numbers = job.order or range(executor.schedule.num_microbatches)
+        kept = {numbers[i]: output for i, output in kept.items()}
         return (
             Result(
                 loss if known else None,
