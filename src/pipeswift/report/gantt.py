@@ -196,7 +196,7 @@ def _headline(picture: Figure, traces: Sequence[Trace], title: str, chunks: int,
         figures = [f"{trace.name}: {text}" for trace, text in zip(traces, figures, strict=True)]
     picture.text(left, 1 - 0.36 / height, "     ".join(figures), color=_GREY, va="top")
     used = np.unique(np.concatenate([trace.op for trace in traces])).tolist()
-    patches = [Patch(color=HUES[op], label="FIWB"[op]) for op in used]
+    patches: list[Patch | Line2D] = [Patch(color=HUES[op], label="FIWB"[op]) for op in used]
     if chunks > 1:
         patches += [Patch(color=shade(_GREY, chunk, chunks), label=f"chunk {chunk}") for chunk in range(chunks)]
     if any(counter.name == QUEUE_DEPTH for trace in traces for counter in trace.counters):
