@@ -1,6 +1,6 @@
 """Real processes: a pipeline's stages, channels and executor over torch.distributed."""
 
-from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
+from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Disagreement, MeshError, Peers, init_mesh
 from pipeswift.runtime.pipeline import Pipeline

@@ -1,109 +1,20 @@
-"""Training without flush: each stage's optimizer steps as soon as its update is due, inside the order."""
+"""Training without flush: a shelf of weight versions for each stage, and the sums of the updates under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule
+from pipeswift.runtime.async_optimizer import AsyncOptimizer, Sums
 from pipeswift.runtime.batch import Part, samples_in, shares
-from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.shelf import Shelf
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.weights import WIDE, Weights
 from pipeswift.trace import Counter
 from pipeswift.verify import check_versions
 from pipeswift.versions import Policy, Versions, versions
-
-Sums = dict[str, Tensor]  # gradients of one update of one stage, by parameter
-
-
-class Update(NamedTuple):
-    """An update that is due. number: those of its stage before it, over all steps.
-
-    staleness: updates between the weights of its gradients and those it changes, mean over its micro-batches.
-    """
-
-    stage: int
-    number: int
-    staleness: float
-
-
-class AsyncOptimizer:
-    """One torch optimizer per stage of this rank; each steps inside `Pipeline.step`, as soon as its update is due.
-
-    inner: by stage, without those that have nothing to train. skipped: updates that a non-finite gradient prevented.
-    """
-
-    def __init__(
-        self,
-        peers: Peers,
-        weights: Mapping[int, Weights],
-        kind: Callable[..., torch.optim.Optimizer],
-        settings: dict[str, Any],
-        clip_norm: float | None,
-        rate: Callable[[Update], float] | None,
-    ):
-        if clip_norm is not None and not clip_norm >= 0:
-            raise PipeSwiftError(f"clip_norm = {clip_norm} is no number from 0: use 1.0, or None to leave gradients be")
-        self._peers, self._weights = peers, weights
-        self._clip_norm, self._rate = clip_norm, rate
-        trained = {stage: [leaf for leaf in w.leaves.values() if leaf.requires_grad] for stage, w in weights.items()}
-        self.inner = {stage: kind(leaves, **settings) for stage, leaves in trained.items() if leaves}
-        self.updates = dict.fromkeys(weights, 0)  # by stage, over all steps
-        self.skipped = 0
-        self._norms: dict[int, list[float]] = {stage: [] for stage in weights}  # of the last step
-
-    def gradient_norms(self) -> list[float]:
-        """The L2 norm over the whole model of each update of the last step, unclipped. Every rank must call this."""
-        mine = torch.tensor(list(self._norms.values()), dtype=torch.float64)
-        return self._peers.all_sum(mine.square().sum(0)).sqrt().tolist()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": dict(self.updates), "inner": {stage: o.state_dict() for stage, o in self.inner.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates.update(state["updates"])
-        for stage, inner in self.inner.items():
-            inner.load_state_dict(state["inner"][stage])
-
-    def begin(self) -> None:
-        for norms in self._norms.values():
-            norms.clear()
-
-    def update(self, stage: int, sums: Sums, staleness: float) -> None:
-        """One update of a stage, from the sums of its gradients; clips by the norm over this stage alone."""
-        weights, due = self._weights[stage], Update(stage, self.updates[stage], staleness)
-        self.updates[stage] += 1
-        total = 0.0  # a left fold, as in the synchronous norm
-        for name in weights.leaves:
-            total += sums[name].double().square().sum().item() if name in sums else 0.0
-        norm = total**0.5
-        self._norms[stage].append(norm)
-        if not isfinite(norm):
-            self.skipped += 1
-            return
-        if stage not in self.inner:
-            return
-        for name, gradient in sums.items():
-            weights.set_gradient(name, gradient)
-        weights.publish()
-        if self._clip_norm is not None:
-            factor = min(1.0, self._clip_norm / (norm + 1e-6))
-            for leaf in weights.leaves.values():
-                if leaf.grad is not None:
-                    leaf.grad.mul_(factor)
-        if self._rate is not None:
-            for group in self.inner[stage].param_groups:
-                group["lr"] = self._rate(due)
-        self.inner[stage].step()
-        weights.clear()
 
 
 class Asynchronous:

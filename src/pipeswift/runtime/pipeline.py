@@ -16,7 +16,7 @@ from pipeswift.ir import Action, Schedule
 from pipeswift.policy import Policy, source_order
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
-from pipeswift.runtime.asynchronous import AsyncOptimizer, Update
+from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
 from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import (
     Part,
@@ -326,7 +326,7 @@ class Pipeline:
             raise PipeSwiftError(
                 f"schedule {self.schedule.name} flushes before it updates: make its optimizer with pipe.optimizer(...)"
             )
-        made = AsyncOptimizer(self._peers, self._assembly.weights, kind, settings, clip_norm, rate)
+        made = AsyncOptimizer(self._peers, self._assembly.weights, kind, settings, clip_norm, rate, self._progress)
         self._asynchronous.optimizer = made
         return made
 
