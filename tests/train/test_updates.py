@@ -26,7 +26,7 @@ def settings(text: Path, **pipeline: Any) -> Config:
 
 def rows_of(rank: int, world: int, config: Config) -> list[Row]:
     rows: list[Row] = []
-    train(config, rows.append)
+    train(config, on_cut=lambda cut: None, on_row=rows.append)
     return rows
 
 
