@@ -109,7 +109,7 @@ def together(by_rank: Sequence[dict[str, list[tuple[float, float]]]]) -> dict[st
 
 def uneven(steps: int) -> list[dict[str, Any]]:
     settings = config.load(Path(__file__).parents[1] / "examples" / "uneven.toml")
-    size, schedule = settings.train.microbatch, settings.build_schedule()
+    size, schedule = settings.microbatch, settings.build_schedule()
     profile = sample.measured(settings, [size], optimizer=None, seconds=2.0)
     cuts = {
         "equal layers": even_layout(settings.model.layers, RANKS),

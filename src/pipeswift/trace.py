@@ -34,6 +34,8 @@ class Counter:
 class Trace:
     """Spans, one entry per span in each array; a rank's spans appear in the order they started.
 
+    On the all-to-all lane, W is the reduction of a bucket of its stage's gradients, `microbatch` the bucket's number.
+
     rank, stage, op (F, I, W, B = 0, 1, 2, 3), microbatch, lane: int32. start, end: float64 seconds on one clock.
     """
 

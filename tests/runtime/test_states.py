@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeswift.runtime.process import Condition
-from pipeswift.runtime.states import Sighting, State, find_fault, table
+from pipeswift.runtime.states import Fault, Sighting, State, find_fault, table
 
 ALIVE, STOPPED, GONE, UNKNOWN = Condition.ALIVE, Condition.STOPPED, Condition.GONE, Condition.UNKNOWN
 IDLE = State(call=3, phase="", joins="", still=9.0, last="", doing="its own program", waits=())
@@ -103,4 +103,15 @@ def test_the_table_has_a_line_per_rank_and_marks_the_culprit():
         "0     host:1   step 2  2.5 s      F of stage 0, micro-batch 2  waits: rank 1",
         "1 !   host:1   step 2  15.0 s     -                            stopped; before: busy: F",
         "2     host:1   ?       6.0 s      ?                            no word yet",
+    ]
+
+
+def test_with_replicas_the_table_says_which_rank_of_which_pipeline_each_is():
+    ranks = [seen(waits(2)), seen(IDLE), seen(busy("busy: F")), seen(IDLE)]
+    lines = table(ranks, Fault((2,), ""), replicas=2).splitlines()
+    assert [line[:16].rstrip() for line in lines[1:]] == [
+        "0 (pp 0, dp 0)",
+        "1 (pp 0, dp 1)",
+        "2 (pp 1, dp 0) !",
+        "3 (pp 1, dp 1)",
     ]

@@ -99,6 +99,7 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
         ),
         ("[pipeline]\nthreads = 100000000", ["pipeline.threads = 100000000", "1024"]),  # was a segmentation fault
         ("[train]\nbatch = 25", ["train.batch = 25", "1 x 8", "Use train.batch = 24"]),
+        ("[train]\nbatch = 8\n[pipeline]\ndp = 3", ["pipeline.dp x", "3 x 1 x 8", "Use train.batch = 24"]),
         ("[train]\nbatch = 8\naccumulate = 3", ["train.batch = 8", "3 x 8", "Use train.batch = 24"]),
         ("[model]\nheads = 7", ["model.width", "2 x model.heads = 14"]),
         ("[model]\nblocks = 1", ["model.blocks = 1", "3 layers", "4 stages", "model.blocks = 2"]),

@@ -48,7 +48,7 @@ def agreed(rank, world, config, error):
         assert rank == 0
         if error:
             raise PipeSwiftError(error)
-        return uneven().model_copy(update={"sizes": (config.train.microbatch, 100)})
+        return uneven().model_copy(update={"sizes": (config.microbatch, 100)})
 
     original, sample.measured = sample.measured, measured
     try:

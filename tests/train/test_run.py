@@ -77,6 +77,24 @@ def test_a_run_of_one_process(settings, tmp_path, capfd):
 
 
 @pytest.mark.timeout(300)
+def test_replicas_share_the_batch_and_train_as_one(settings, tmp_path):
+    alone = load(settings, ["pipeline.pp=1"])
+    worker.run(alone)
+    done = finish(
+        command(settings, "--set", "pipeline.pp=1", "--set", "pipeline.dp=2", "--set", "train.microbatches=2")
+    )
+    assert done.returncode == 0, done.stderr
+    rows, expected = metrics(tmp_path / "run-2"), metrics(tmp_path / "run")
+    for row, other in zip(rows, expected, strict=True):
+        for column in ("held_out", "loss", "gradient_norm"):
+            if other[column]:
+                assert float(row[column]) == pytest.approx(float(other[column]), rel=1e-4)
+    events = json.loads((tmp_path / "run-2" / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("args", {}).get("name") == "all-to-all" for event in events), "no lane of reductions"
+    assert "2 ranks of 1 thread" in done.stdout
+
+
+@pytest.mark.timeout(300)
 def test_two_processes_compute_what_one_does_and_leave_the_same_files(settings, tmp_path):
     done = finish(command(settings, "--set", "pipeline.pp=2"))
     assert done.returncode == 0, done.stderr

@@ -10,12 +10,15 @@ import numpy as np
 from pipeswift.cost import activations
 from pipeswift.ir import Schedule
 from pipeswift.simulate import measured_costs, replay
-from pipeswift.trace import Trace, makespan
+from pipeswift.trace import COMPUTE, Trace, makespan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two timelines of one step: what the replay of the measured durations gives, and what was measured."""
+    """Two timelines of one step: what the replay of the measured durations gives, and what was measured.
+
+    The measured one may have spans of other lanes; the replay has passes alone.
+    """
 
     schedule: Schedule
     predicted: Trace
@@ -29,11 +32,20 @@ class Comparison:
     @property
     def error(self) -> float:
         """How much longer the step took than predicted, as a share of the prediction."""
-        return makespan(self.measured) / makespan(self.predicted) - 1
+        return makespan(self.passes) / makespan(self.predicted) - 1
+
+    @property
+    def passes(self) -> Trace:
+        """What of the measured timeline the replay predicts."""
+        return _passes(self.measured)
 
 
 def compare(schedule: Schedule, steps: Sequence[Trace]) -> Comparison:
     """The comparison of the step of median length among the measured `steps` (the upper one of two)."""
-    measured = sorted(steps, key=makespan)[len(steps) // 2]
+    measured = sorted(steps, key=lambda step: makespan(_passes(step)))[len(steps) // 2]
     predicted = replay(schedule, measured_costs(schedule, measured))
     return Comparison(schedule, replace(predicted, name="predicted"), replace(measured, name="measured"))
+
+
+def _passes(trace: Trace) -> Trace:
+    return trace.only(trace.lane == COMPUTE)

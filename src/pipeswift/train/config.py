@@ -66,7 +66,8 @@ class Data(Section):
 
 
 class Train(Section):
-    """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches.
+    """A step is one optimizer step over `batch` sequences: `accumulate` flushes of `microbatches` micro-batches on
+    each replica of the pipeline.
 
     Without flush (pipeline.schedule = "pipedream") a step is one order of `microbatches` micro-batches with an update
     every `pipeline.updates_every` of them, and clip_norm bounds the norm of each stage's gradients on its own.
@@ -87,15 +88,11 @@ class Train(Section):
     eval_every: PositiveInt = 28
     eval_batches: PositiveInt = 4
 
-    @property
-    def microbatch(self) -> int:
-        """Samples in a micro-batch."""
-        return self.batch // (self.accumulate * self.microbatches)
-
 
 class Pipeline(Section):
-    """chunks: stages per rank, for schedules with a choice. threads: of each rank.
+    """pp: ranks of a pipeline. dp: its replicas, which share every batch; a run has pp x dp processes.
 
+    chunks: stages per rank, for schedules with a choice. threads: of each rank.
     partition: "profile" cuts the model so that the slowest stage is as fast as can be, by times that rank 0 measures
     at the start; "even" gives each stage as many blocks; a list gives the layers of each stage.
     weights, updates_every: for schedules without flush, which version of its weights a stage uses for a micro-batch,
@@ -106,6 +103,7 @@ class Pipeline(Section):
     """
 
     pp: PositiveInt = 4
+    dp: PositiveInt = 1
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
     partition: Partition = "profile"
@@ -129,6 +127,11 @@ class Config(Section):
     train: Train = Train()
     pipeline: Pipeline = Pipeline()
     run: Run = Run()
+
+    @property
+    def microbatch(self) -> int:
+        """Samples in a micro-batch."""
+        return self.train.batch // (self.train.accumulate * self.train.microbatches * self.pipeline.dp)
 
     def build_schedule(self) -> Schedule:
         """The schedule that the settings name, or the one in their file, whose size has to agree.
@@ -214,11 +217,14 @@ def _check(config: Config) -> None:
             f"model.width = {model.width} is not a multiple of 2 x model.heads = {2 * model.heads}: every head takes "
             f"an even share. Use model.width = {_multiple(model.width, 2 * model.heads)}."
         )
-    unit = train.microbatches * train.accumulate
+    unit = train.microbatches * train.accumulate * pipeline.dp
     if train.batch % unit:
+        names, sizes = "train.accumulate x train.microbatches", f"{train.accumulate} x {train.microbatches}"
+        if pipeline.dp > 1:
+            names, sizes = f"pipeline.dp x {names}", f"{pipeline.dp} x {sizes}"
         raise ConfigError(
-            f"train.batch = {train.batch} does not divide into train.accumulate x train.microbatches = "
-            f"{train.accumulate} x {train.microbatches} equal parts. Use train.batch = {_multiple(train.batch, unit)}."
+            f"train.batch = {train.batch} does not divide into {names} = {sizes} equal parts. Use train.batch = "
+            f"{_multiple(train.batch, unit)}."
         )
     schedule = config.build_schedule()
     _check_flush(config, schedule)

@@ -70,7 +70,7 @@ def _from_rank_0(config: Config, schedule: Schedule) -> Cut:
     if dist.get_rank() == 0:
         from pipeswift.train import sample  # likewise
 
-        size = config.train.microbatch
+        size = config.microbatch
         try:
             profile = sample.measured(config, [size], optimizer=None, seconds=_SECONDS)
             box = [cut_by(profile, schedule, size)]

@@ -99,7 +99,7 @@ def _shares(step: Step) -> str:
 def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
     """Prints the closing table: a step as predicted and as measured, then what the run achieved."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    both = {"predicted": comparison.predicted, "measured": comparison.measured}
+    both = {"predicted": comparison.predicted, "measured": comparison.passes}
     console.print("A late step of median length:")
     console.print(facts({title: summarize(comparison.schedule, trace) for title, trace in both.items()}))
     console.print(f"The step took {comparison.error:+.1%} against the replay of the durations measured in it.")

@@ -24,7 +24,7 @@ class RankFailed(PipeSwiftError):
 
 
 def launch(config: Config, *, debug: bool = False) -> None:
-    """Train with `pipeline.pp` processes on this machine, and wait for them.
+    """Train with `pipeline.pp` x `pipeline.dp` processes on this machine, and wait for them.
 
     Raises RankFailed with what the first rank to fail said, and KeyboardInterrupt after Ctrl-C; no process is left.
     debug: lets torch's launcher log what it does, and adds the failed rank's traceback.
@@ -48,7 +48,7 @@ def _how(config: Config, folder: str) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=config.pipeline.pp,
+        nproc_per_node=config.pipeline.pp * config.pipeline.dp,
         run_id=str(uuid.uuid4()),
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # any free port

@@ -60,16 +60,16 @@ def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row],
         tokens_per_second=config.train.batch * config.model.context / statistics.median(durations),
         seconds=seconds,
         cores=cores(),
-        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", pipe.num_ranks)),
+        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", pipe.num_ranks * pipe.num_replicas)),
         threads=config.pipeline.threads,
     )
 
 
 def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text, index: int) -> tuple[Step, Trace]:
-    """One step. Returns its figures and the timeline of its last flush, of all ranks."""
+    """One step. Returns its figures and the timeline of its last flush, of all ranks of this pipeline."""
     settings, flushes = config.train, config.train.accumulate
     began = perf_counter()
-    batches = [draw(text.training, config, index * flushes + flush) for flush in range(flushes)]
+    batches = [draw(text.training, config, index * flushes + flush, pipe.replica) for flush in range(flushes)]
     taken = updates.step(index, batches)
     seconds = perf_counter() - began
 
@@ -87,7 +87,7 @@ def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text
 
 def build(config: Config, text: data.Text) -> tuple[Pipeline, Cut]:
     """The pipeline that `config` describes; all ranks must hold the same settings and the same text."""
-    schedule, peers = config.build_schedule(), peers_of(init_mesh(pp=config.pipeline.pp))
+    schedule, peers = config.build_schedule(), peers_of(init_mesh(pp=config.pipeline.pp, dp=config.pipeline.dp))
     cut = agree_on_cut(config, schedule, peers)
     pipe = Pipeline(
         builders(**config.model.model_dump()),
@@ -109,7 +109,7 @@ def build(config: Config, text: data.Text) -> tuple[Pipeline, Cut]:
 def evaluate(pipe: Pipeline, config: Config, text: data.Text) -> float:
     """Mean loss on the same held-out batches every time, nats per byte."""
     batches = range(_EVALUATION, _EVALUATION + config.train.eval_batches)
-    return mean_loss([pipe.evaluate(*draw(text.held_out, config, batch)) for batch in batches])
+    return mean_loss([pipe.evaluate(*draw(text.held_out, config, batch, pipe.replica)) for batch in batches])
 
 
 def mean_loss(results: Sequence[Result]) -> float:
@@ -117,11 +117,12 @@ def mean_loss(results: Sequence[Result]) -> float:
     return statistics.fmean(result.loss for result in results if result.loss is not None)
 
 
-def draw(text: np.ndarray, config: Config, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of one flush: batch `number` of those that the seed gives."""
+def draw(text: np.ndarray, config: Config, number: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of one flush on one replica: its share of batch `number` of those that the seed gives."""
     size = config.train.batch // config.train.accumulate
     arrays = data.batch(text, size=size, context=config.model.context, seed=config.train.seed, number=number)
-    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+    inputs, targets = (torch.from_numpy(array).chunk(config.pipeline.dp)[replica] for array in arrays)
+    return inputs, targets
 
 
 def cores() -> int:
