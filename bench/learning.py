@@ -24,8 +24,7 @@ import pipeswift as ps
 from pipeswift.rehearse.kernels import Emulated
 from pipeswift.train import data
 from pipeswift.train.config import Config, parse
-from pipeswift.train.model import next_byte_loss
-from pipeswift.train.sample import layers_of
+from pipeswift.train.model import builders, next_byte_loss
 from pipeswift.train.updates import updates_of
 
 RANKS, PER_UPDATE, SEQUENCES, UPDATES_PER_ORDER = 4, 4, 8, 16
@@ -70,7 +69,7 @@ def layers(config: Config, milliseconds: float) -> list[Any]:
         nn.init.ones_(made.weight.requires_grad_(False))
         return made
 
-    embed, *blocks, head = layers_of(config.model)
+    embed, *blocks, head = builders(**config.model.model_dump())
     return [embed, *(layer for block in blocks for layer in (pause, block)), head]
 
 
