@@ -11,7 +11,7 @@ import pytest
         (["--set", "pipeline.schedule=1f2b"], "Did you mean 1f1b?"),
         (["--set", "train.microbatches=0"], "greater than 0"),
         (["--data", "nowhere"], "data.path does not exist: nowhere"),
-        (["--policy", "swift"], "pipeline.policy"),
+        (["--policy", "greedy"], "pipeline.policy"),
     ],
 )
 def test_bad_input_is_one_message(options, says, tmp_path, pipeswift):
