@@ -211,3 +211,96 @@ def test_64_ranks_512_micro_batches_take_less_than_two_seconds():
     subprocess.run(command, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+class TestPolicySwift:
+    def test_without_swings_it_runs_the_schedule_and_says_by_which_rule(self, figures):
+        followed, found = figures("zb-h1", *SIZE), figures("zb-h1", *SIZE, "--policy", "swift")
+        rules = found.pop("rules")
+        assert found == followed
+        assert list(rules) == ["follow"]
+
+    def test_the_table_tells_the_rules(self, pipeswift):
+        out = pipeswift("simulate", "zb-h1", *SIZE, "--policy", "swift").out
+        assert [line.split() for line in out.splitlines()[-3:] if "─" not in line] == [
+            ["decisions", "by", "rule", "all", "by", "rank"],
+            ["follow", "102", "25", "26", "26", "25"],
+        ]
+
+    def test_the_limit_is_a_number_of_slots_per_stage(self, figures):
+        swift = ("--policy", "swift", "--memory-limit")
+        assert figures("gpipe", *SIZE, *swift, 2.5)["peak_activations"] == [2, 2, 2, 2]
+        assert max(figures("interleaved-1f1b", *SIZE, *swift, 3)["peak_activations"]) <= 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ("zb-h1", *SIZE, "--memory-limit", 0.5),
+                "swift needs a slot per stage, and --memory-limit 0.5",
+            ),
+            (("dualpipe", *SIZE), "policy swift needs a schedule with one route: dualpipe has 2. Use policy follow"),
+            (("dualpipe-v", *SIZE), "policy swift cannot part woven pairs: dualpipe-v has Overlaps. Use policy follow"),
+        ],
+    )
+    def test_what_it_cannot_do_is_one_message(self, pipeswift, arguments, message):
+        code, out, err = pipeswift("simulate", *arguments, "--policy", "swift")
+        assert (code, out) == (1, "")
+        assert message in err
+
+
+class TestVariability:
+    SWINGS = (*SIZE, "--variability", 0.4, "--seeds", 5)
+
+    def test_the_json_has_a_makespan_and_a_lower_bound_per_seed(self, figures):
+        found = figures("zb-h1", *self.SWINGS, "--comm", 0.02)
+        assert len(found["makespans"]) == len(found["lower_bounds"]) == 5
+        assert all(mine >= least for mine, least in zip(found["makespans"], found["lower_bounds"], strict=True))
+        assert (found["policy"], found["variability"], found["pattern"], found["rules"]) == ("follow", 0.4, "iid", {})
+
+    def test_schedules_and_policies_see_the_same_draws_and_more_seeds_go_on_where_fewer_end(self, figures):
+        runs = [
+            figures("1f1b", *self.SWINGS),
+            figures("zb-h1", *self.SWINGS, "--policy", "swift"),
+            figures("gpipe", *self.SWINGS[:-1], 7),
+        ]
+        bounds = [run["lower_bounds"][:5] for run in runs]
+        assert bounds[1:] == bounds[:1] * 2
+
+    def test_without_swing_all_draws_are_the_static_run(self, figures):
+        still = figures("zb-h1", *SIZE, "--variability", 0, "--seeds", 3, "--policy", "swift")
+        assert still["makespans"] == [figures("zb-h1", *SIZE)["makespan"]] * 3
+
+    @pytest.mark.parametrize("pattern", ["iid", "ar1", "burst"])
+    def test_patterns_draw_differently(self, figures, pattern):
+        assert figures("1f1b", *self.SWINGS, "--pattern", pattern)["pattern"] == pattern
+
+    def test_the_table_has_median_and_quartiles(self, pipeswift):
+        code, out, _ = pipeswift("simulate", "zb-h1", *self.SWINGS, "--policy", "swift")
+        assert code == 0
+        lines = out.splitlines()
+        assert lines[0] == "zb-h1, 4 ranks, 8 micro-batches, policy swift, iid, sigma 0.4"
+        assert lines[1].split() == ["5", "seeds", "quartile", "median", "quartile"]
+        assert [line.split()[0] for line in lines[3:6]] == ["makespan,", "lower", "over"]
+        assert any(line.split()[:2] == ["rule", "advance"] for line in lines)
+
+    def test_two_routes_have_a_bound_too(self, figures):
+        found = figures("dualpipe", *self.SWINGS)
+        assert all(mine >= least for mine, least in zip(found["makespans"], found["lower_bounds"], strict=True))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--seeds", 3), "--seeds goes with --variability, which is missing. Add --variability 0.4, say."),
+            (("--pattern", "ar1"), "--pattern goes with --variability"),
+            (("--variability", 4), "4 is not a number from 0 to 3"),
+            (("--variability", 0.4, "--svg", "-"), "--svg shows one step, and --variability makes many"),
+            (("--variability", 0.4, "--overlap-cost", 1), "--overlap-cost does not swing"),
+            (("--variability", 0.4, "--memory-limit", 2), "does not fit --memory-limit 2"),
+        ],
+    )
+    def test_what_does_not_go_together_is_one_message(self, pipeswift, arguments, message):
+        code, out, err = pipeswift("simulate", "1f1b", *SIZE, *arguments)
+        assert code in (1, 2)
+        assert out == ""
+        assert message in err

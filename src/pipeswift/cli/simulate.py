@@ -10,11 +10,12 @@ from typing import IO, Annotated, NamedTuple
 import typer
 
 from pipeswift import codec
-from pipeswift.cli import options, output, source
+from pipeswift.cli import options, output, policy, source, swings
 from pipeswift.cli import weights as updates
 from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.policy.diary import tally
 from pipeswift.report import first_excess, summarize
 from pipeswift.simulate import replay
 from pipeswift.trace import Trace
@@ -69,6 +70,10 @@ def simulate(
     comm: options.Comm = 0.0,
     overlap_cost: options.OverlapCost = None,
     memory_limit: options.MemoryLimit = None,
+    decide: policy.Policy = policy.Choice.follow,
+    variability: swings.Variability = None,
+    pattern: swings.Pattern = None,
+    seeds: swings.Seeds = None,
     channel_bandwidth: Bandwidth = None,
     boundary_bytes: BoundaryBytes = None,
     weights: updates.Weights = None,
@@ -79,18 +84,26 @@ def simulate(
     png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Write the picture.")] = None,
     perfetto: Annotated[str | None, _file("--perfetto", "a trace that opens in Perfetto")] = None,
 ) -> None:
-    """Simulate one step of a schedule; draw it here, or write files."""
+    """Simulate one step of a schedule; draw it here, or write files. With --variability: many, as figures."""
     targets = {"--csv": csv, "--json": json, "--svg": svg, "--png": png, "--perfetto": perfetto}
     wanted = {setting: target for setting, target in targets.items() if target is not None}
     _check_targets(wanted)
+    draws = swings.drawn(variability, pattern, seeds)
+    if draws is not None:
+        _check_many(wanted, overlap_cost, weights)
     schedule = source.get(name, pp, microbatches, chunks)
     costs = options.uniform(schedule, forward, input_gradient, weight_gradient, comm, overlap_cost)
     costs = _with_channels(costs, channel_bandwidth, boundary_bytes)
     plan = updates.plan_of(schedule, weights, updates_every)
-    trace = replay(schedule, costs)
+    if memory_limit is not None and decide is policy.Choice.follow:
+        _check_memory(schedule, costs, memory_limit)
+    unseen = costs if draws is None else draws.costs(schedule, costs, draws.seeds)
+    clock = policy.clock(schedule, decide, memory_limit, unseen)
+    if draws is not None:
+        _write_many(swings.simulate(schedule, decide.value, draws, costs, clock), json, title(schedule))
+        return
+    trace = clock(costs)
     run = Run(schedule, costs, trace if plan is None else with_versions(trace, schedule, plan), plan)
-    if memory_limit is not None:
-        _check_memory(run, memory_limit)
     for setting, target in wanted.items():
         with output.opened(target, setting, binary=setting == "--png") as file:
             _WRITERS[setting](run, file)
@@ -106,6 +119,16 @@ def _check_targets(wanted: dict[str, str]) -> None:
         raise PipeSwiftError(f"{' and '.join(on_output)} cannot share standard output. Give all but one a file.")
 
 
+def _check_many(wanted: dict[str, str], overlap_cost: float | None, weights: str | None) -> None:
+    """What does not go with many seeds."""
+    if others := [setting for setting in wanted if setting != "--json"]:
+        raise PipeSwiftError(f"{others[0]} shows one step, and --variability makes many. Leave one of the two out.")
+    if overlap_cost is not None:
+        raise PipeSwiftError("--overlap-cost does not swing, as --variability wants it to. Leave one of the two out.")
+    if weights is not None:
+        raise PipeSwiftError("--weights is a question of order, not of time. Ask it without --variability.")
+
+
 def _with_channels(costs: Costs, bandwidth: float | None, boundary_bytes: float | None) -> Costs:
     if bandwidth is None and boundary_bytes is None:
         return costs
@@ -116,13 +139,14 @@ def _with_channels(costs: Costs, bandwidth: float | None, boundary_bytes: float 
     return replace(costs, bandwidth=bandwidth, boundary_bytes=filled, serial_channels=True)
 
 
-def _check_memory(run: Run, limit: float) -> None:
-    excess = first_excess(run.trace, run.costs.memory, limit)
+def _check_memory(schedule: Schedule, costs: Costs, limit: float) -> None:
+    trace = replay(schedule, costs)
+    excess = first_excess(trace, costs.memory, limit)
     if excess is None:
         return
-    peak = max(summarize(run.schedule, run.trace).peak_activations)
+    peak = max(summarize(schedule, trace).peak_activations)
     raise OverMemory(
-        f"{run.schedule.name} does not fit --memory-limit {limit:g}: on rank {excess.rank}, at {excess.time:g} s, "
+        f"{schedule.name} does not fit --memory-limit {limit:g}: on rank {excess.rank}, at {excess.time:g} s, "
         f"{excess.action} brings the live activations to {excess.level:g}. "
         f"Use --memory-limit {peak:g} or more, or a schedule that needs less (pipeswift compare)."
     )
@@ -133,9 +157,23 @@ def _write_csv(run: Run, file: IO) -> None:
 
 
 def _write_json(run: Run, file: IO) -> None:
-    versions = {} if run.plan is None else updates.figures(run.schedule, run.plan)._asdict()
-    json.dump(asdict(summarize(run.schedule, run.trace)) | versions, file)
+    rules = tally(run.trace.counters, run.schedule.num_ranks)
+    more = {"rules": rules} if rules else {}
+    if run.plan is not None:
+        more |= updates.figures(run.schedule, run.plan)._asdict()
+    json.dump(asdict(summarize(run.schedule, run.trace)) | more, file)
     file.write("\n")
+
+
+def _write_many(found: swings.Swings, target: str | None, heading: str) -> None:
+    if target is not None:
+        with output.opened(target, "--json") as file:
+            json.dump(asdict(found), file)
+            file.write("\n")
+        return
+    console = output.console()
+    console.print(f"{heading}, policy {found.policy}, {found.pattern}, sigma {found.variability:g}", style="bold")
+    console.print(swings.table(found))
 
 
 def _write_picture(format: str) -> Callable[[Run, IO], None]:
@@ -163,7 +201,7 @@ _WRITERS: dict[str, Callable[[Run, IO], None]] = {
 
 
 def _show(run: Run) -> None:
-    from pipeswift.report.table import facts
+    from pipeswift.report.table import decisions, facts
     from pipeswift.report.terminal import picture
 
     console = output.console()
@@ -172,6 +210,8 @@ def _show(run: Run) -> None:
     console.print(facts({"simulated": summarize(run.schedule, run.trace)}))
     if run.plan is not None:
         console.print(str(updates.figures(run.schedule, run.plan)))
+    if rules := tally(run.trace.counters, run.schedule.num_ranks):
+        console.print(decisions(rules))
 
 
 def title(schedule: Schedule) -> str:

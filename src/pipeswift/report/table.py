@@ -33,6 +33,17 @@ def comparison(rows: Mapping[str, Summary | str]) -> Group:
     return Group(table, *(f"\n- {row}" for row in rows.values() if isinstance(row, str)))
 
 
+def decisions(counts: Mapping[str, Sequence[int]]) -> Table:
+    """How often each rule of a policy decided, in all and on each rank."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    table.add_column("decisions by rule", style="bold")
+    for title in ("all", "by rank"):
+        table.add_column(title, justify="right")
+    for rule, by_rank in counts.items():
+        table.add_row(rule, f"{sum(by_rank)}", " ".join(map(str, by_rank)))
+    return table
+
+
 def _seconds(value: float) -> str:
     return f"{value:.6g} s"
 

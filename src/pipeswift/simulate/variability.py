@@ -59,13 +59,18 @@ def varied(costs: Costs, factors: np.ndarray) -> Costs:
 def work_bound(schedule: Schedule, costs: Costs) -> float:
     """Seconds that no order can beat: the busiest rank's passes, after the first micro-batch has come to it.
 
-    For schedules with one route. Takes micro-batch 0 to be the first everywhere; a B counts as I and W.
+    Takes the lowest micro-batch of each route to be its first everywhere; a B counts as I and W, and an Overlap as the
+    sum of its parts.
     """
-    holders = np.array(schedule.routes[0])
     seconds = np.broadcast_to(costs.seconds, (*costs.seconds.shape[:2], schedule.num_microbatches))
-    latency = np.broadcast_to(costs.latency, (schedule.num_ranks, schedule.num_ranks))[holders[:-1], holders[1:]]
-    hops = seconds[Op.F, :-1, 0] + np.where(holders[:-1] == holders[1:], 0.0, latency)
-    head = np.concatenate(([0.0], np.cumsum(hops)))
-    work = np.bincount(holders, seconds[: Op.B].sum(axis=(0, 2)), schedule.num_ranks)
-    first = [head[holders == rank].min() for rank in range(schedule.num_ranks)]
-    return float((first + work).max())
+    latency = np.broadcast_to(costs.latency, (schedule.num_ranks, schedule.num_ranks))
+    first, work = np.full(schedule.num_ranks, np.inf), np.zeros(schedule.num_ranks)
+    for route, ranks in enumerate(schedule.routes):
+        mine = np.flatnonzero(np.array(schedule.route_of) == route)
+        if len(mine):
+            holders = np.array(ranks)
+            hops = np.where(holders[:-1] == holders[1:], 0.0, latency[holders[:-1], holders[1:]])
+            head = np.concatenate(([0.0], np.cumsum(seconds[Op.F, :-1, mine[0]] + hops)))
+            np.minimum.at(first, holders, head)
+            np.add.at(work, holders, seconds[: Op.B, :, mine].sum(axis=(0, 2)))
+    return float((first + work)[work > 0.0].max(initial=0.0))

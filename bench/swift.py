@@ -1,0 +1,258 @@
+"""What swinging stage times cost static orders, and what policy swift wins back.
+
+    .venv/bin/python bench/swift.py [--seeds N] [--sizes 4x16 8x32 16x64] [--tries N] [--ablation] [--json FILE]
+
+Simulated: F = I = 1, W = .8, latency .02, the same number of micro-batches in flight at every stage (the limit, p or
+2p), and factors on each (stage, micro-batch) as of `simulate.factors`. Figures are medians over the seeds, and ratios
+of medians. Swift's hint is a nominal order, ZB-H1 at p and ZB-H2 at 2p; it is calibrated by one static run on a seed
+outside the set.
+
+1f1b, base: speed-ups of swift over static 1F1B and over the baseline, which is the best, under the same noise, of 1F1B,
+ZB-H1, ZB-H2 and the order that `search` finds for equal times, as far as they fit. bound: how far swift is above the
+busiest rank's head plus work. closed: its share of what lies between baseline and bound. robust: the order found by
+`search` for the mean over draws with this sigma, over the baseline, and under swift as its hint.
+
+--ablation: what swift loses without one of its rules or estimates, in percent, as the mean over sizes and patterns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import product
+from math import exp, inf, log
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from pipeswift.cost import Costs
+from pipeswift.ir import Schedule
+from pipeswift.policy import Calibration, Monitor, Prices, Rules, Summary, Swift, calibrate, monitor, slots_of
+from pipeswift.schedules import build
+from pipeswift.search import search
+from pipeswift.simulate import PATTERNS, Pattern, factors, replay, run, varied, work_bound
+from pipeswift.trace import makespan
+
+SIGMAS = (0.0, 0.2, 0.4, 0.8)
+F, I, W, LATENCY = 1.0, 1.0, 0.8, 0.02  # noqa: E741
+Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """One size, memory limit and swing."""
+
+    ranks: int
+    microbatches: int
+    share: int  # the limit, in micro-batches per rank
+    sigma: float
+    pattern: Pattern
+
+    @property
+    def limit(self) -> int:
+        return self.share * self.ranks
+
+    @property
+    def slots(self) -> dict[tuple[int, int], int]:
+        return {(stage, 0): self.limit for stage in range(self.ranks)}
+
+    @property
+    def nominal(self) -> Costs:
+        return Costs.uniform(self.ranks, F=F, I=I, W=W, comm=LATENCY)
+
+    @property
+    def hint(self) -> Schedule:
+        return build(f"zb-h{self.share}", self.ranks, self.microbatches)
+
+    def costs(self, seed: int) -> Costs:
+        return varied(self.nominal, factors(seed, self.ranks, self.microbatches, self.sigma, self.pattern))
+
+
+def cases(sizes: Iterable[tuple[int, int]]) -> list[Case]:
+    """The largest first, which take longest. Without swing, all patterns are the same."""
+    return [
+        Case(p, m, share, sigma, pattern)
+        for (p, m), share, sigma in product(sorted(sizes, reverse=True), (1, 2), SIGMAS)
+        for pattern in (PATTERNS if sigma else PATTERNS[:1])
+    ]
+
+
+def static(schedule: Schedule, draws: Iterable[Costs]) -> list[float]:
+    """The makespan under each of the draws."""
+    return [makespan(replay(schedule, costs)) for costs in draws]
+
+
+def swift(
+    case: Case,
+    hint: Schedule,
+    draws: list[Costs],
+    make: Callable[..., Swift] = Swift,
+    hearsay: Callable[[Summary, int], float] | None = None,
+) -> list[float]:
+    """The same under the policy, calibrated on the seed after the draws'."""
+    policy = make(hint, case.slots, calibration=calibrate(replay(hint, case.costs(len(draws)))))
+    return [makespan(run(hint, costs, policy, case.slots, hearsay)) for costs in draws]
+
+
+def compare(case: Case, seeds: int, tries: int) -> Row:
+    draws = [case.costs(seed) for seed in range(seeds if case.sigma else 1)]
+    bounds = [work_bound(case.hint, costs) for costs in draws]
+    orders = {"1f1b": build("1f1b", case.ranks, case.microbatches), "zb-h1": build("zb-h1", *case[:2])}
+    orders |= {"zb-h2": build("zb-h2", *case[:2])} if case.share == 2 else {}
+    orders["searched"] = _searched(*case[:3], 0.0, tries)
+    assert all(max(slots_of(order).values()) <= case.limit for order in orders.values())
+    medians = {name: median(static(order, draws)) for name, order in orders.items()}
+    base = min(medians, key=medians.__getitem__)
+    robust = _searched(*case[:4], tries)
+    under_swift = swift(case, case.hint, draws)
+    ours, bound = median(under_swift), median(bounds)
+    return {
+        "p": case.ranks,
+        "m": case.microbatches,
+        "limit": case.limit,
+        "pattern": case.pattern,
+        "sigma": case.sigma,
+        "baseline": base,
+        "seconds": ours,
+        "over 1f1b": medians["1f1b"] / ours,
+        "over base": medians[base] / ours,
+        "bound %": 100 * median(mine / least - 1 for mine, least in zip(under_swift, bounds, strict=True)),
+        "closed %": 100 * (medians[base] - ours) / (medians[base] - bound) if medians[base] > bound * 1.001 else 0.0,
+        "robust": medians[base] / median(static(robust, draws)),
+        "robust hint": medians[base] / median(swift(case, robust, draws)),
+    }
+
+
+@cache
+def _searched(ranks: int, microbatches: int, share: int, sigma: float, tries: int) -> Schedule:
+    costs = Case(ranks, microbatches, share, sigma, "iid").nominal
+    limits = {"memory_limit": share * ranks, "work_limit": tries}
+    found = search(costs, ranks=ranks, microbatches=microbatches, objective="makespan", variability=sigma, **limits)
+    return found.schedule
+
+
+class Average(Monitor):
+    """Expects a pass to last as long as the mean, whatever the F of its micro-batch took."""
+
+    def ended(self, action, seconds):
+        super().ended(action, seconds)
+        self._forwards.clear()
+
+
+class Averaging(Swift):
+    def monitor(self, rank):
+        return Average(rank, self._calibration, self._alarm)
+
+
+class Indifferent(Swift):
+    """Waits as gladly with many slots as with few."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._scarcity = [1.0] * len(self._scarcity)
+
+
+def never(summary: Summary, listener: int) -> float:
+    return inf
+
+
+def late(summary: Summary, listener: int) -> float:
+    return F
+
+
+def _with(**options: Any) -> Row:
+    return {"make": partial(Swift, **options)}
+
+
+VARIANTS: dict[str, Row] = {
+    "all rules": {},
+    "no follow": _with(rules=Rules(follow=False)),
+    "no advance": _with(rules=Rules(advance=False)),
+    "no hold": _with(rules=Rules(hold=False)),
+    "no force": _with(rules=Rules(patience=inf)),
+    "throttle from 1": _with(rules=Rules(crowd=1)),
+    "throttle from 2": _with(rules=Rules(crowd=2)),
+    "throttle from 4": _with(rules=Rules(crowd=4)),
+    "means only": {"make": Averaging},
+    "window of 1": {"window": 1},
+    "summaries lost": {"hearsay": never},
+    "summaries late": {"hearsay": late},
+    "scarcity off": {"make": Indifferent},
+    "W as dear as others": _with(prices=Prices(weight=0.0, weight_place=Prices().place)),
+    "W without its price": _with(prices=Prices(weight=0.0)),
+    "places free": _with(prices=Prices(place=0.0, weight_place=0.0)),
+    "no calibration": {"calibrated": False},
+}
+
+
+def without(case: Case, seeds: int) -> dict[str, float]:
+    """The median makespan of each variant."""
+    draws = [case.costs(seed) for seed in range(seeds if case.sigma else 1)]
+    return {name: median(_variant(case, draws, **variant)) for name, variant in VARIANTS.items()}
+
+
+def _variant(case, draws, make=Swift, hearsay=None, window=None, calibrated=True):
+    if not calibrated:
+        make = _uncalibrated
+    with patch.multiple(monitor, SHORT=window, LONG=window) if window else nullcontext():
+        return swift(case, case.hint, draws, make, hearsay)
+
+
+def _uncalibrated(hint: Schedule, slots: Any, calibration: Calibration) -> Swift:
+    return Swift(hint, slots)
+
+
+def ablation(medians: dict[Case, dict[str, float]]) -> Iterator[Row]:
+    """What each variant loses to the first, for each sigma and limit, in percent."""
+    groups: dict[str, list[dict[str, float]]] = {}
+    for case, found in medians.items():
+        groups.setdefault(f"{case.sigma:g}, {'' if case.share == 1 else case.share}p", []).append(found)
+    for name in VARIANTS:
+        losses = {group: [log(row[name] / row["all rules"]) for row in rows] for group, rows in groups.items()}
+        yield {"variant": name} | {group: 100 * (exp(fmean(each)) - 1) for group, each in sorted(losses.items())}
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["p"], row["limit"], PATTERNS.index(row["pattern"]), row["sigma"]))
+
+
+def show(rows: list[Row]) -> None:
+    widths = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) for name in rows[0]}
+    print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
+    for row in rows:
+        print("  ".join(f"{_cell(row[name]):>{width}}" for name, width in widths.items()))
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:g}" if value in SIGMAS else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--seeds", type=int, default=100)
+    arguments.add_argument("--sizes", nargs="+", default=["4x16", "8x32", "16x64"], metavar="PxM")
+    arguments.add_argument("--tries", type=int, default=5000, help="orders that each search replays on all its draws")
+    arguments.add_argument("--ablation", action="store_true")
+    arguments.add_argument("--processes", type=int, default=2)
+    arguments.add_argument("--json", type=Path)
+    given = arguments.parse_args()
+    wanted = cases([tuple(map(int, size.split("x"))) for size in given.sizes])
+    task = partial(compare, seeds=given.seeds, tries=given.tries)
+    if given.ablation:
+        task = partial(without, seeds=given.seeds)
+    with get_context("spawn").Pool(given.processes) as pool:
+        found = pool.map(task, wanted, chunksize=1)
+    rows = list(ablation(dict(zip(wanted, found, strict=True)))) if given.ablation else _in_order(found)
+    show(rows)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
