@@ -13,28 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Schedule
-from pipeswift.policy import Policy, source_order
+from pipeswift.policy import Policy
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
 from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import (
-    Part,
     Rules,
-    arranged,
-    check_names,
-    common_size,
-    cut,
-    cut_arguments,
-    samples_in,
-    shares,
 )
-from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.cuts import Chunks, chunks_of
 from pipeswift.runtime.executor import Executor, Job
+from pipeswift.runtime.jobs import Jobs
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.layers import Layer
-from pipeswift.runtime.loss import LossFunction, StepLoss, blank_table, total
+from pipeswift.runtime.loss import LossFunction, blank_table, total
 from pipeswift.runtime.modes import Modes
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.peers import Peers, peers_of
@@ -42,7 +34,6 @@ from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.recorder import gather
 from pipeswift.runtime.reduction import Reducer, buckets_of, done_order
 from pipeswift.runtime.result import Result
-from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.states import START_UP
 from pipeswift.runtime.steering import Steering
@@ -123,9 +114,8 @@ class Pipeline:
         self._peers = peers_of(mesh, timeout)
         self._progress = Progress(self._peers.place)
         self._watchdog = watch(self._peers, self._progress, watchdog)
-        self._loss, self._seed, self._dynamic, self._split = loss, seed, dynamic_shapes, split or {}
         _check_bucket(bucket)
-        self._batched, self._cost_of = batched_weight_gradients, cost_of
+        self._batched = batched_weight_gradients
         self._steering = Steering(self._peers, policy, in_flight)
         steers = policy if isinstance(policy, str) else "custom"
         settings = {
@@ -141,7 +131,7 @@ class Pipeline:
             chunks,
             layout,
             tie,
-            self._split,
+            split or {},
             seed,
             settings,
             weights,
@@ -149,6 +139,7 @@ class Pipeline:
             chunks_of(expert_chunks),
         )
         self._assembly = self._assemble(layers)
+        self._jobs = Jobs(self._peers, self._progress, self._assembly, loss, split or {}, seed, dynamic_shapes, cost_of)
         self._weights = list(self._assembly.weights.values())
         self._asynchronous = self._assembly.asynchronous
         order = done_order(self.schedule, self.rank)
@@ -413,40 +404,10 @@ class Pipeline:
     ) -> Job:
         if outputs not in (None, "last", "all"):
             raise PipeSwiftError(f'outputs = {outputs!r} is none of "last", "all" and None: use "last", say')
-        check_names(arguments, self._assembly.keywords, "step() and evaluate() got")
-        count = schedule.num_microbatches
-        size = common_size(inputs, targets)
-        job = Job(mix(self._seed, self.steps), self.replica * count, keep_outputs=outputs is not None, scale=scale)
-        parts = cut(inputs, count, "inputs") if 0 in self.stages else []
-        job.order = self._source_order(parts)
-        job.arguments = arranged(cut_arguments(arguments, count, self._split, size), job.order)
-        if parts:
-            place = self._place(parts)
-            job.inputs = arranged([part.flat(*place) for part in parts], job.order)
-            job.uniform = not self._dynamic and not job.order and all(_alike(i, job.inputs[0]) for i in job.inputs)
-        if schedule.num_stages - 1 in self.stages and not (schedule.forward_only and targets is None):
-            if not callable(self._loss):
-                raise PipeSwiftError(f"loss = {self._loss!r} is no function: give one of (output, target)")
-            parts = arranged(cut(targets, count, "targets"), job.order)
-            _, size = self._place(parts)
-            job.loss = StepLoss(self._loss, [part.value for part in parts], shares(parts, size), scale)
-            job.samples = None if isinstance(targets, list) else [part.samples for part in parts]
-            if self._asynchronous:
-                job.loss.of_update = self._asynchronous.shares(parts)
-        return job
-
-    def _source_order(self, parts: Sequence[Part]) -> Sequence[int] | None:
-        """In which order micro-batches enter, the same on all ranks. parts: of the inputs, where this rank has them."""
-        if self._cost_of is None:
-            return None
-        mine = source_order([float(self._cost_of(part.value)) for part in parts])
-        with self._progress.joining("the order of micro-batches"):
-            return next(filter(None, self._peers.all_gather(mine)))
-
-    def _place(self, parts: Sequence[Part]) -> tuple[int, int]:
-        """(samples on replicas before this one, samples on all)."""
-        with self._progress.joining("the replicas' numbers of samples"):
-            return self._peers.replicas.place(samples_in(parts))
+        keeps = outputs is not None
+        return self._jobs.make(
+            inputs, targets, arguments, schedule=schedule, step=self.steps, scale=scale, keep_outputs=keeps
+        )
 
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:
         """Runs a job; also gives the global count when the loss function gives (sum, count)."""
@@ -499,7 +460,3 @@ class Pipeline:
 def _check_bucket(bucket: int) -> None:
     if not isinstance(bucket, int) or bucket < 1:
         raise PipeSwiftError(f"bucket = {bucket!r} is no whole number from 1: use {1 << 22} numbers, say")
-
-
-def _alike(one: Flat, other: Flat) -> bool:
-    return (one.spec, one.samples) == (other.spec, other.samples)
