@@ -69,7 +69,7 @@ def run_uneven(rank: int, world: int, settings: config.Config, cuts: Cuts, steps
     mesh, model = ps.init_mesh(pp=world), settings.model
 
     def make(cut: tuple[int, ...]) -> ps.Pipeline:
-        layers = builders(**model.model_dump())
+        layers = builders(**model.shape)
         count = settings.train.microbatches
         return ps.Pipeline(layers, loss=next_byte_loss, schedule="1f1b", microbatches=count, mesh=mesh, layout=cut)
 

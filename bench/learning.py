@@ -69,7 +69,7 @@ def layers(config: Config, milliseconds: float) -> list[Any]:
         nn.init.ones_(made.weight.requires_grad_(False))
         return made
 
-    embed, *blocks, head = builders(**config.model.model_dump())
+    embed, *blocks, head = builders(**config.model.shape)
     return [embed, *(layer for block in blocks for layer in (pause, block)), head]
 
 

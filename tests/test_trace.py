@@ -105,3 +105,19 @@ class TestSelection:
         mixed = ONE_MICROBATCH.only(np.array([2, 0, 3, 1]))
         assert [spans.start.tolist() for spans in mixed.by_rank()] == [[10, 14], [11, 12]]
         assert [len(spans) for spans in trace_of((1, Op.F, 0, 0, 1), ranks=3).by_rank()] == [0, 1, 0]
+
+
+def test_a_pass_of_several_spans_holds_its_memory_once():
+    """A pass with all-to-alls has a span per piece of compute, and each was once counted as a pass."""
+    whole = Trace(1, *columns([(0, 0, 0, 0.0, 3.0), (0, 3, 0, 3.0, 6.0)]))
+    pieces = Trace(1, *columns([(0, 0, 0, 0.0, 1.0), (0, 0, 0, 2.0, 3.0), (0, 3, 0, 3.0, 4.0), (0, 3, 0, 5.0, 6.0)]))
+    memory = np.array([[1.0], [0.0], [0.0], [-1.0]])
+    for one, other in zip(memory_curve(whole, memory, 0), memory_curve(pieces, memory, 0), strict=True):
+        assert np.array_equal(one, other)
+
+
+def columns(spans):
+    """(rank, stage, op, microbatch, start, end, lane) of spans (stage, op, microbatch, start, end) on rank 0."""
+    stage, op, microbatch, start, end = map(np.array, zip(*spans, strict=True))
+    zeros = np.zeros_like(stage)
+    return zeros, stage, op, microbatch, start, end, zeros

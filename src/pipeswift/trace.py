@@ -6,7 +6,7 @@ Simulated and measured timelines are the same type, so comparing the two is a su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -114,15 +114,28 @@ def memory_curve(trace: Trace, memory: np.ndarray, rank: int) -> tuple[np.ndarra
     """(times, level after each) on one rank, given increments `memory` of shape (4, stages) as in `Costs.memory`.
 
     A positive increment counts from the start of its pass, a negative one from its end. Where a pass ends at the
-    moment another starts, the end comes first.
+    moment another starts, the end comes first. A pass of several spans counts once.
     """
-    spans = trace.on(rank)
+    spans = passes(trace.on(rank))
     change = memory[spans.op, spans.stage]
     grows = change > 0
     time = np.where(grows, spans.start, spans.end)
     # With passes of no length, program order decides; a rank's spans are stored in that order.
     order = np.lexsort((np.arange(len(spans)), grows, time))
     return time[order], np.cumsum(change[order])
+
+
+def passes(spans: Trace) -> Trace:
+    """One rank's spans, those of one pass as one from its first start to its last end; in the order of starts."""
+    sizes = [int(column.max(initial=0)) + 1 for column in (spans.op, spans.stage, spans.microbatch)]
+    number = np.ravel_multi_index((spans.op, spans.stage, spans.microbatch), sizes) if len(spans) else spans.op
+    _, first, of = np.unique(number, return_index=True, return_inverse=True)
+    if len(first) == len(spans):
+        return spans
+    ends = np.full(len(first), -np.inf)
+    np.maximum.at(ends, of, spans.end)
+    order = np.argsort(first)
+    return replace(spans.only(first[order]), end=ends[order])
 
 
 def peak_memory(trace: Trace, memory: np.ndarray) -> np.ndarray:

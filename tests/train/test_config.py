@@ -112,6 +112,13 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
         ("[pipeline]\npartition = [2, 0]", ["pipeline.partition = [2, 0]", "such as [2, 1, 1, 2]"]),
         ("[pipeline]\npartition = [2, 4]", ["[2, 4] does not share out 6 layers", "over 4 stages", "[1, 1, 1, 3]"]),
         ("[model]\nvocabulary = 255", ["model.vocabulary = 255", "greater than or equal to 256"]),
+        (
+            "[train]\nbatch = 24\n[pipeline]\ndp = 3\nep = 2",
+            ["pipeline.ep = 2", "Use pipeline.dp = 4"],
+        ),
+        ("[model]\nexperts = 3\n[pipeline]\ndp = 2\nep = 2", ["model.experts = 3", "ep = 2", "Use model.experts = 4"]),
+        ("[model]\nexperts = 2\ntop_k = 3", ["model.top_k = 3", "model.experts = 2", "Use model.top_k = 1"]),
+        ("[model]\nexperts = 4\n[pipeline]\nexpert_chunks = 5", ["expert_chunks = 5", "the 4 experts", "= 4 at most"]),
         ("[train\n", ["is not TOML"]),
     ],
 )

@@ -1,6 +1,7 @@
 """The model is a list of builders with one tensor shape at every cut, and starts out knowing nothing."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from pipeswift.train.model import Attention, builders, next_byte_loss
 
-SHAPE = {"blocks": 3, "width": 32, "heads": 4, "context": 16}
+SHAPE: dict[str, Any] = {"blocks": 3, "width": 32, "heads": 4, "context": 16}
 
 
 @pytest.fixture
@@ -72,3 +73,12 @@ def test_every_parameter_gets_a_gradient(layers):
     model = nn.Sequential(*layers)
     next_byte_loss(model(text[:, :-1]), text[:, 1:]).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_block_of_experts_is_a_sequence_that_ranks_can_share_out():
+    torch.manual_seed(0)
+    layers = [build() for build in builders(**SHAPE, experts={"experts": 4, "hidden": 16, "top_k": 1})]
+    assert [type(part).__name__ for part in layers[1].children()] == ["Mixing", "MoE"]
+    text = torch.randint(256, (8, 17))
+    loss = next_byte_loss(nn.Sequential(*layers)(text[:, :-1]), text[:, 1:])
+    assert loss.item() == pytest.approx(math.log(256), abs=0.05)

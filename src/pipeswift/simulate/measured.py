@@ -7,7 +7,7 @@ import numpy as np
 from pipeswift.cost import Costs, activations
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op, Schedule
-from pipeswift.trace import COMPUTE, Trace
+from pipeswift.trace import ALL_TO_ALL, COMPUTE, Trace
 
 
 def measured_costs(
@@ -21,7 +21,8 @@ def measured_costs(
     """The seconds per pass that `trace` measured in one step of `schedule`, with the given links.
 
     So `replay(schedule, measured_costs(schedule, trace))` is that step without the runtime's own share. Several spans
-    of one pass on its compute lane add up. A pass that did not run is NaN, and `replay` refuses a schedule with it.
+    of one pass on its compute lane add up; one with all-to-alls lasts from its first start to its last end, since it
+    waits for them. A pass that did not run is NaN, and `replay` refuses a schedule with it.
     latency, bandwidth as in Costs; boundary_bytes at every boundary. Memory counts activations.
     Raises PipeSwiftError when the trace has a span outside the schedule.
     """
@@ -35,6 +36,14 @@ def measured_costs(
         )
     seconds = np.zeros(shape)
     np.add.at(seconds, passes, spans.end - spans.start)
+    sent = trace.only((trace.lane == ALL_TO_ALL) & (trace.op != Op.W))  # W there is a reduction of gradients
+    if len(sent):
+        waits = np.zeros(shape, dtype=np.bool_)
+        waits[sent.op, sent.stage, sent.microbatch] = True
+        first, last = np.full(shape, np.inf), np.full(shape, -np.inf)
+        np.minimum.at(first, passes, spans.start)
+        np.maximum.at(last, passes, spans.end)
+        seconds = np.where(waits, last - first, seconds)
     ran = np.zeros(shape, dtype=np.bool_)
     ran[passes] = True
     return Costs(

@@ -46,6 +46,9 @@ class Model(Section):
 
     vocabulary: rows of the embedding and of the head. Bytes need 256; with more, the head weighs what a larger
     vocabulary's would, and the model learns that the rest does not occur.
+
+    With `experts` above 0 each block's MLP is a mixture of that many experts of inner width `expert_width` (0: an
+    MLP's, shared out over a token's `top_k`), and perhaps one of `shared_width` for all tokens; see `pipeswift.moe`.
     """
 
     blocks: PositiveInt = 4
@@ -53,10 +56,36 @@ class Model(Section):
     heads: PositiveInt = 4
     context: PositiveInt = 128  # bytes
     vocabulary: Annotated[int, Field(ge=256)] = 256
+    experts: NonNegative = 0
+    top_k: PositiveInt = 2
+    expert_width: NonNegative = 0
+    shared_width: NonNegative = 0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    balance: Annotated[float, Field(ge=0)] = 0.01
+    z: Annotated[float, Field(ge=0)] = 0.001
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    capacity_factor: PositiveFloat | None = None
+    overflow: Literal["drop", "residual"] = "drop"
+    placement: Literal["contiguous", "random"] = "contiguous"
 
     @property
     def layers(self) -> int:
         return self.blocks + 2
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What `train.model.builders` takes."""
+        names = ("blocks", "width", "heads", "context", "vocabulary")
+        return {name: getattr(self, name) for name in names} | {"experts": self.mixture}
+
+    @property
+    def mixture(self) -> dict[str, Any] | None:
+        """What an `MoE` takes besides its width; None for a dense model."""
+        if not self.experts:
+            return None
+        names = ("experts", "top_k", "scoring", "balance", "z", "jitter", "capacity_factor", "overflow", "placement")
+        hidden = self.expert_width or 4 * self.width // self.top_k
+        return {name: getattr(self, name) for name in names} | {"hidden": hidden, "shared": self.shared_width}
 
 
 class Data(Section):
@@ -91,6 +120,8 @@ class Train(Section):
 
 class Pipeline(Section):
     """pp: ranks of a pipeline. dp: its replicas, which share every batch; a run has pp x dp processes.
+    ep: neighbouring replicas that share out a model's experts. expert_chunks: groups of a rank's experts, so that
+    sending tokens of one hides behind the compute of another.
 
     chunks: stages per rank, for schedules with a choice. threads: of each rank.
     partition: "profile" cuts the model so that the slowest stage is as fast as can be, by times that rank 0 measures
@@ -104,6 +135,8 @@ class Pipeline(Section):
 
     pp: PositiveInt = 4
     dp: PositiveInt = 1
+    ep: PositiveInt = 1
+    expert_chunks: PositiveInt = 1
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
     partition: Partition = "profile"
@@ -227,6 +260,7 @@ def _check(config: Config) -> None:
             f"{_multiple(train.batch, unit)}."
         )
     schedule = config.build_schedule()
+    _check_experts(model, pipeline)
     _check_flush(config, schedule)
     _check_policy(pipeline, schedule)
     stages = schedule.num_stages
@@ -242,6 +276,31 @@ def _check(config: Config) -> None:
             f"pipeline.partition = {list(partition)} does not share out {model.layers} layers (embedding, blocks, "
             f"head) over {stages} stages. Use {stages} numbers that add up to {model.layers}, such as "
             f"pipeline.partition = {[*[1] * (stages - 1), model.layers - stages + 1]}."
+        )
+
+
+def _check_experts(model: Model, pipeline: Pipeline) -> None:
+    if pipeline.dp % pipeline.ep:
+        raise ConfigError(
+            f"pipeline.ep = {pipeline.ep} does not divide pipeline.dp = {pipeline.dp}: replicas share out experts in "
+            f"groups of ep. Use pipeline.dp = {_multiple(pipeline.dp, pipeline.ep)}."
+        )
+    if model.experts % pipeline.ep:
+        raise ConfigError(
+            f"model.experts = {model.experts} do not spread evenly over pipeline.ep = {pipeline.ep} ranks. Use "
+            f"model.experts = {_multiple(model.experts, pipeline.ep)}."
+        )
+    if model.experts and model.top_k > model.experts:
+        raise ConfigError(f"model.top_k = {model.top_k} is above model.experts = {model.experts}. Use model.top_k = 1.")
+    if model.experts and pipeline.expert_chunks > (held := model.experts // pipeline.ep):
+        raise ConfigError(
+            f"pipeline.expert_chunks = {pipeline.expert_chunks} are groups of the {held} experts that a rank holds "
+            f"(model.experts / pipeline.ep). Use pipeline.expert_chunks = {held} at most."
+        )
+    if pipeline.ep > 1 and pipeline.policy != "follow":
+        raise ConfigError(
+            f'pipeline.policy = "{pipeline.policy}" decides on each rank by itself, but ranks that share out experts '
+            f'(pipeline.ep = {pipeline.ep}) take the same actions. Use pipeline.policy = "follow".'
         )
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,26 +82,42 @@ def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text
         seconds=seconds,
         tokens_per_second=settings.batch * config.model.context / seconds,
         utilization=tuple((busy_per_rank(trace) / makespan(trace)).tolist()),
+        **expert_figures(pipe, taken.results[-1] if config.model.experts else None),
     )
     return step, trace
 
 
+def expert_figures(pipe: Pipeline, result: Result | None) -> dict[str, Any]:
+    """What `Step` says of experts, over all ranks, for a step with this result; None: of a dense model."""
+    if result is None:
+        return {}
+    layers = pipe.gather_figures(result).values()
+    rows = [layer.sums["rows"].double() for layer in layers]
+    return {
+        "expert_load": tuple((counts.max() / counts.mean()).item() for counts in rows),
+        "dropped": sum(int(layer.sums["dropped"]) for layer in layers),
+        "balance": statistics.fmean(layer.means["balance"].item() for layer in layers),
+    }
+
+
 def build(config: Config, text: data.Text) -> tuple[Pipeline, Cut]:
     """The pipeline that `config` describes; all ranks must hold the same settings and the same text."""
-    schedule, peers = config.build_schedule(), peers_of(init_mesh(pp=config.pipeline.pp, dp=config.pipeline.dp))
+    settings, schedule = config.pipeline, config.build_schedule()
+    peers = peers_of(init_mesh(pp=settings.pp, dp=settings.dp, ep=settings.ep))
     cut = agree_on_cut(config, schedule, peers)
     pipe = Pipeline(
-        builders(**config.model.model_dump()),
+        builders(**config.model.shape),
         loss=next_byte_loss,
         schedule=schedule,
         mesh=peers,
         layout=cut.layout,
         seed=config.train.seed,
-        weights=config.pipeline.weights,
-        updates_every=config.pipeline.updates_every,
-        policy=config.pipeline.policy,
-        in_flight=config.pipeline.in_flight,
-        batched_weight_gradients=config.pipeline.batched_weight_gradients,
+        weights=settings.weights,
+        updates_every=settings.updates_every,
+        policy=settings.policy,
+        in_flight=settings.in_flight,
+        batched_weight_gradients=settings.batched_weight_gradients,
+        expert_chunks=settings.expert_chunks,
         config=config.agreement() | {"data": text.fingerprint},
     )
     return pipe, cut

@@ -26,6 +26,8 @@ class Step:
     """One optimizer step. gradient_norm: before clipping. seconds: from its first flush to its last weight.
 
     utilization: for each rank, the share of the last flush that it spent in passes.
+    expert_load: for each mixture of experts, in the last flush, what the busiest expert was chosen for over an even
+        share. dropped: how many choices found no room. balance: mean load-balance loss. For dense models, nothing.
     """
 
     loss: float
@@ -34,6 +36,9 @@ class Step:
     seconds: float
     tokens_per_second: float
     utilization: tuple[float, ...]
+    expert_load: tuple[float, ...] = ()
+    dropped: int = 0
+    balance: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeswift.moe import MoE
 from pipeswift.train.data import BYTES
 
 
 def builders(
-    *, blocks: int, width: int, heads: int, context: int, vocabulary: int = BYTES
+    *,
+    blocks: int,
+    width: int,
+    heads: int,
+    context: int,
+    vocabulary: int = BYTES,
+    experts: Mapping[str, Any] | None = None,
 ) -> list[Callable[[], nn.Module]]:
     """[embedding, block, ..., head]: zero-argument functions, so that a rank builds only the layers it holds.
 
     Between layers goes one tensor of shape (batch, context, width). vocabulary: rows of the embedding and of the head.
+    experts: what an `MoE` takes, where there is one in the place of each block's MLP.
     """
     # Every block adds twice to what it is given; scaled so, the sum's variance does not grow with depth.
-    block = partial(Block, width, heads, context, scale=(2 * blocks) ** -0.5)
+    scale = (2 * blocks) ** -0.5
+    block = partial(Block, width, heads, context, scale=scale)
+    if experts is not None:
+        block = partial(expert_block, width, heads, context, scale=scale, experts=experts)
     return [partial(Embedding, width, vocabulary), *[block] * blocks, partial(Head, width, vocabulary)]
 
 
@@ -55,6 +67,23 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
+
+
+class Mixing(nn.Module):
+    """The first half of a block: attention, added to its input."""
+
+    def __init__(self, width: int, heads: int, context: int, *, scale: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, context, scale=scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(self.norm(x))
+
+
+def expert_block(width: int, heads: int, context: int, *, scale: float, experts: Mapping[str, Any]) -> nn.Sequential:
+    """A block whose second half is a mixture of experts; in sequence, so that ranks can share the experts out."""
+    return nn.Sequential(Mixing(width, heads, context, scale=scale), MoE(width, scale=scale, **experts))
 
 
 class Attention(nn.Module):

@@ -29,7 +29,7 @@ def estimated(config: Config, sizes: Sequence[int], *, flops: float, bandwidth: 
 
 def _subject(model: Model, sizes: Sequence[int]) -> dict[str, Any]:
     return {
-        "layers": builders(**model.model_dump()),
+        "layers": builders(**model.shape),
         "loss": next_byte_loss,
         "sample": partial(_noise, model.context),
         "sizes": sizes,
