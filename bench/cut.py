@@ -6,7 +6,7 @@ First the model of examples/uneven.toml, whose head does the work of several blo
 into equal numbers of layers, and by a profile. The pipelines take turns in the same processes; "over" is the median of
 paired ratios to the profiled cut, "spread" the distance between the largest and the smallest.
 
-Then nine equal emulated layers on two ranks, of which the second is twice as fast: the equal cut, and that of the
+Then three equal emulated layers on two ranks, of which the second is twice as fast: the equal cut, and that of the
 partitioner. A step is predicted by the replay of the profile's seconds, divided by the ranks' speeds.
 """
 
@@ -43,7 +43,7 @@ from pipeswift.train.model import builders, next_byte_loss
 
 RANKS, MICROBATCHES, WIDTH = 2, 8, 64
 SPEEDS = (1.0, 2.0)
-EMULATED = 9  # layers
+EMULATED = 3  # layers
 Cuts = dict[str, tuple[int, ...]]
 
 
@@ -154,12 +154,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--steps", type=int, default=11)
-    parser.add_argument("--milliseconds", type=float, default=20.0, help="of an emulated kernel on the slower rank")
+    parser.add_argument("--milliseconds", type=float, default=60.0, help="of an emulated kernel on the slower rank")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("a model with a large head, two ranks")
     tables = {"uneven": uneven(options.steps)}
-    print("\nnine emulated layers, ranks of speeds 1 and 2; throughput as a share of the predicted")
+    print("\nthree emulated layers, ranks of speeds 1 and 2; throughput as a share of the predicted")
     tables["speeds"] = two_speeds(options.milliseconds / 1e3, options.steps)
     if options.json:
         Path(options.json).write_text(json.dumps(tables, indent=1))
