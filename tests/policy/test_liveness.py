@@ -38,7 +38,7 @@ def check(seed: int) -> None:
     if random.random() < 0.5:  # room for the hint
         slots = {place: max(most, slots[place]) for place, most in slots_of(hint).items()}
     lost, stale = random.choice([0.0, 0.3, 1.0]), random.choice([0.1, 30.0])
-    patience = random.choice([0.5, 10.0, inf])
+    patience = random.choice([0.1, 2.5, inf])
     advance = patience == inf or random.random() < 0.8
     policy = Swift(
         hint,

@@ -130,9 +130,17 @@ class TestThrottle:
 
 class TestForce:
     def test_after_long_waiting_the_oldest_ready_action_runs(self):
-        rank = Rank(0, STEADY, rules=Rules(patience=4.0)).does(F(0, 0), F(0, 1))
+        rank = Rank(0, STEADY, rules=Rules(patience=2.0)).does(F(0, 0), F(0, 1))
         assert rank.asked() == Decision(None, Rule.FOLLOW, until=6.0)
         assert rank.asked(after=4.0) == Decision(F(0, 2), Rule.FORCE)
+
+    @pytest.mark.parametrize("p", [4, 16])
+    def test_not_for_a_way_there_and_back(self, p):
+        schedule = build("zb-h1", p, 2 * p)
+        trace = run(
+            schedule, Costs.uniform(p), Swift(schedule, {(stage, 0): p for stage in range(p)}, calibration=STEADY)
+        )
+        assert list(tally(trace.counters, p)) == ["follow"]
 
     def test_never_with_endless_patience(self):
         rank = Rank(0, STEADY, rules=Rules(patience=inf)).does(F(0, 0), F(0, 1))
@@ -187,7 +195,7 @@ class TestInASimulation:
         seconds = np.repeat(costs.seconds, 8, axis=2)
         seconds[0, 2, 3] = 40.0
         frozen = varied(costs, seconds[0] / costs.seconds[0])
-        trace = run(schedule, frozen, Swift(schedule, calibration=STEADY, rules=Rules(patience=3.0)))
+        trace = run(schedule, frozen, Swift(schedule, calibration=STEADY, rules=Rules(patience=0.8)))
         assert "force" in tally(trace.counters, 4)
         assert len(trace) == schedule.num_actions
 

@@ -29,7 +29,8 @@ class Prices:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which rules are on. patience: mean passes after which a waiting rank runs the oldest ready action.
+    """Which rules are on. patience: mean passes, for each stage of the pipeline, since a message's way there and back
+    is an ordinary wait, after which a waiting rank runs the oldest ready action.
 
     crowd: F waiting at the next stage from which on a W goes before an F; None never throttles.
     """
@@ -38,7 +39,7 @@ class Rules:
     advance: bool = True
     hold: bool = True
     crowd: int | None = None
-    patience: float = 10.0
+    patience: float = 2.5
 
 
 class Swift(Policy):
@@ -68,6 +69,7 @@ class Swift(Policy):
         self._slots = [slots[stage, 0] for stage in range(hint.num_stages)]
         # With as many slots as the hint needs, its first unstarted action over all ranks can always run.
         self._may_follow = rules.follow and all(slots[place] >= most for place, most in needed.items())
+        self._patience = rules.patience * hint.num_stages
         ranks = hint.num_ranks
         # Waiting pays where slots are scarce: with twice as many as ranks, there is always work in between.
         self._scarcity = [min(max(2.0 - held / ranks, 0.0), 1.0) for held in self._slots]
@@ -84,7 +86,7 @@ class Swift(Policy):
         assert monitor is not None, "the clock gives the monitor that this policy made"
         if first.op is not Op.W and first in ready:  # costs nothing, so nothing is cheaper
             return self._throttled(first, line, ready, monitor) or Decision(first, Rule.FOLLOW)
-        patience = view.idle_since + self._rules.patience * monitor.unit
+        patience = view.idle_since + self._patience * monitor.unit
         waited = view.now >= patience  # never while the unit is nan
         if self._may_follow and monitor.steady and not waited:
             return Decision(first if first in ready else None, Rule.FOLLOW, patience)
