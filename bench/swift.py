@@ -173,6 +173,7 @@ VARIANTS: dict[str, Row] = {
     "no follow": _with(rules=Rules(follow=False)),
     "no advance": _with(rules=Rules(advance=False)),
     "no hold": _with(rules=Rules(hold=False)),
+    "neither": _with(rules=Rules(follow=False, hold=False)),
     "no force": _with(rules=Rules(patience=inf)),
     "throttle from 1": _with(rules=Rules(crowd=1)),
     "throttle from 2": _with(rules=Rules(crowd=2)),
@@ -237,7 +238,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seeds", type=int, default=100)
     arguments.add_argument("--sizes", nargs="+", default=["4x16", "8x32", "16x64"], metavar="PxM")
-    arguments.add_argument("--tries", type=int, default=5000, help="orders that each search replays on all its draws")
+    arguments.add_argument("--tries", type=int, default=2000, help="orders that each search replays on all its draws")
     arguments.add_argument("--ablation", action="store_true")
     arguments.add_argument("--processes", type=int, default=2)
     arguments.add_argument("--json", type=Path)
