@@ -124,6 +124,14 @@ class TestThrottle:
         assert rank(depth=1).asked() == Decision(F(0, 1), Rule.FOLLOW)
         assert rank(depth=2).asked() == Decision(W(0, 0), Rule.THROTTLE)
 
+    def test_from_half_the_queue_on_where_the_next_stage_swings(self):
+        def rank(swing: float) -> Rank:
+            made = Rank(0, Calibration({}, {0: 0.0, 1: swing}), rules=Rules(crowd=4))
+            return made.does(F(0, 0)).gets(GRADIENT, 1, 0).does(I(0, 0)).hears(I(1, 0), until=0.0, depth=2)
+
+        assert rank(swing=0.1).asked().rule is Rule.FOLLOW
+        assert rank(swing=0.3).asked() == Decision(W(0, 0), Rule.THROTTLE)
+
     def test_never_without_a_w(self):
         assert Rank(0, rules=Rules(crowd=1)).hears(I(1, 0), until=0.0, depth=9).asked().entry == F(0, 0)
 

@@ -38,8 +38,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Alarm:
-    """When swings count. A window swings above `threshold` (std/mean); `windows` in a row must agree on a change, one
-    at a stage whose calibrated swing is above `sensitive`."""
+    """When swings count.
+
+    A window swings above `threshold` (std/mean), and `windows` in a row must agree on a change. A stage whose swing in
+    the calibration run is above `sensitive` counts as crowded from half the queue on (`Rules.crowd`).
+    """
 
     threshold: float = 0.05
     windows: int = 3

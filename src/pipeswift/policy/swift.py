@@ -69,6 +69,7 @@ class Swift(Policy):
         self._slots = [slots[stage, 0] for stage in range(hint.num_stages)]
         # With as many slots as the hint needs, its first unstarted action over all ranks can always run.
         self._may_follow = rules.follow and all(slots[place] >= most for place, most in needed.items())
+        self._crowds = [_crowd(rules, alarm, calibration, stage) for stage in range(hint.num_stages)]
         self._patience = rules.patience * hint.num_stages
         ranks = hint.num_ranks
         # Waiting pays where slots are scarce: with twice as many as ranks, there is always work in between.
@@ -151,8 +152,9 @@ class Swift(Policy):
         self, choice: Action, line: list[tuple[int, Action]], ready: Ready, monitor: Monitor
     ) -> Decision | None:
         """To run a ready W instead of an F that the next stage has no use for yet."""
-        crowd = self._rules.crowd
-        if crowd is None or choice.op is not Op.F or choice.stage == self._last:
+        if choice.op is not Op.F or choice.stage == self._last:
+            return None
+        if (crowd := self._crowds[choice.stage + 1]) is None:
             return None
         if monitor.depth(self._rank_of[choice.stage + 1]) < crowd:
             return None
@@ -167,6 +169,12 @@ FORWARDS, BACKWARDS = (Op.F,), (Op.I, Op.B)
 def _age(action: Action) -> tuple[int, int]:
     """Older micro-batches first; of one micro-batch, what is closer to its end."""
     return action.microbatch, -action.op
+
+
+def _crowd(rules: Rules, alarm: Alarm, calibration: Calibration | None, stage: int) -> int | None:
+    """From which queue on a stage has enough to do: half as long a one where its times swing most."""
+    swings = calibration is not None and calibration.swing.get(stage, 0.0) > alarm.sensitive
+    return max(rules.crowd // 2, 1) if rules.crowd is not None and swings else rules.crowd
 
 
 def _check(hint: Schedule) -> None:
