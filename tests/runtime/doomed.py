@@ -1,7 +1,8 @@
 """A training run in which one rank comes to harm: `python -m tests.runtime.doomed VICTIM PLACE HARM`, one per rank.
 
-VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps), or what it
-does unlike the others: evaluate (which it enters alone), microbatches (another number) or targets (too few).
+VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps), experts (of
+a layer that all ranks share out), or what it does unlike the others: evaluate (which it enters alone), microbatches
+(another number) or targets (too few).
 HARM: kill, stop, raise, sleep (for good), pause (every rank, for longer than the watchdog's patience) or none.
 """
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeswift.moe import MoE
 from pipeswift.runtime import Pipeline, init_mesh
 
 PATIENCE = float(os.environ["PATIENCE"])
@@ -67,6 +69,18 @@ class Layer(nn.Linear):
         return Fragile.apply(super().forward(input))
 
 
+class Gate(nn.LayerNorm):
+    """The norm of a layer with experts: what comes next is the first all-to-all."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        reach("experts")
+        return super().forward(input)
+
+
+def layer_with_experts() -> nn.Module:
+    return MoE(4, experts=WORLD, hidden=4, top_k=1, norm=Gate(4))
+
+
 class Descent:
     """Not one of torch's optimizers: the first step of those loads modules for seconds."""
 
@@ -88,9 +102,12 @@ def main() -> None:
     reach("start")
     connect = dist.init_process_group
     dist.init_process_group = lambda *args, **settings: (reach("connecting"), connect(*args, **settings))
-    mesh = init_mesh(pp=WORLD, timeout=float(os.environ.get("START", "60")))
+    shared_out = PLACE == "experts"
+    sizes = {"pp": 1, "ep": WORLD} if shared_out else {"pp": WORLD}
+    layers = [layer_with_experts] if shared_out else [Layer] * WORLD
+    mesh = init_mesh(**sizes, timeout=float(os.environ.get("START", "60")))
     reach("connected")
-    pipe = Pipeline([Layer] * WORLD, loss=lambda y, _: y.mean(), microbatches=4, mesh=mesh, watchdog=PATIENCE)
+    pipe = Pipeline(layers, loss=lambda y, _: y.mean(), microbatches=4, mesh=mesh, watchdog=PATIENCE)
     optimizer = pipe.optimizer(cast(Any, Descent), lr=0.1)
     for step in range(1, STEPS + 1):
         reach("between")
@@ -100,8 +117,8 @@ def main() -> None:
         odd = PLACE if RANK == VICTIM and step == LATE else ""
         if odd in ("microbatches", "targets"):
             print(f"harm at {time.monotonic()}", flush=True)
-        inputs = torch.ones(8, 4) if RANK == 0 else None
-        targets = torch.zeros(6 if odd == "targets" else 8) if RANK == WORLD - 1 else None
+        inputs = torch.ones(8, 4) if RANK == 0 or shared_out else None
+        targets = torch.zeros(6 if odd == "targets" else 8) if RANK == WORLD - 1 or shared_out else None
         pipe.step(inputs, targets, microbatches=2 if odd == "microbatches" else None)
         optimizer.step()
     pipe.close()

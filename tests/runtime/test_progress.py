@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeswift.ir import F, Product
+from pipeswift.ir import F, Op, Product
 from pipeswift.policy import Ready, slots_of
+from pipeswift.program import Part, Work
 from pipeswift.runtime.groups import PeerLost
 from pipeswift.runtime.progress import Progress, Run, last_done, now_doing
 from pipeswift.schedules import build
@@ -42,6 +43,17 @@ def test_it_waits_for_a_gradient():
         run.ended += 1
     assert last_done(progress) == "F of stage 1, micro-batch 1"
     assert now_doing(progress) == ("waits: B of stage 1, micro-batch 0 needs the gradient of stage 2 from rank 2", (2,))
+
+
+def test_it_waits_for_an_all_to_all():
+    progress, run = under_way(rank=1)
+    run.started.append(F(1, 2))
+    progress.sharers = (2, 3)
+    before = progress.position()
+    progress.exchange = lambda: Work(F(1, 2), Part.DISPATCH, 0, Op.F, chunk=1, chunks=2)
+    text = "F of stage 1, micro-batch 2 needs the all-to-all dispatch (layer with experts 0, chunk 1 of 2)"
+    assert now_doing(progress) == (f"waits: {text} with ranks 2, 3", (2, 3))
+    assert progress.position() != before
 
 
 def test_it_waits_for_all():

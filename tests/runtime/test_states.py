@@ -46,6 +46,12 @@ def test_the_chain_of_waits_ends_at_the_culprit():
     assert culprits(seen(joins(call=4)), seen(joins(call=5)), seen(busy(call=4))) == (2,), "rank 1 is ahead"
 
 
+def test_who_waits_for_an_all_to_all_waits_for_those_that_are_not_there():
+    there = busy("waits: counts with ranks 0, 1, 2", waits=(0, 1, 2))
+    assert culprits(seen(there), seen(there), seen(busy())) == (2,)
+    assert culprits(seen(there), seen(waits(3)), seen(there), seen(busy())) == (3,)
+
+
 def test_a_circle_of_waits_names_all_in_it():
     assert culprits(seen(waits(1)), seen(waits(2)), seen(waits(1))) == (1, 2)
 

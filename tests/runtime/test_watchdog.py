@@ -104,6 +104,15 @@ def test_a_rank_that_is_busy_for_too_long():
     assert "F of stage 2, micro-batch 0 needs the output of stage 1 from rank 1" in ended.text
 
 
+def test_a_rank_that_does_not_come_to_an_all_to_all():
+    ended = run(1, "experts", "sleep")
+    assert ended.codes == [1, 1, 1]
+    assert ended.seconds < LIMIT
+    assert "rank 1 is busy in F of stage 0, micro-batch 0" in ended.text
+    waits = "waits: F of stage 0, micro-batch 0 needs the all-to-all counts (layer with experts 0) with ranks 0, 1, 2"
+    assert ended.text.count(waits) == 2
+
+
 def test_idling_between_steps_is_no_fault_and_closing_leaves_nothing():
     ended = run(0, "between", "pause")
     assert ended.codes == [0, 0, 0], ended.text

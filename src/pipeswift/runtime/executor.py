@@ -319,7 +319,7 @@ class Executor:
     def _wait(self, part: Work) -> Call:
         def wait(work: Pass) -> None:
             launched = work.launched.pop(part)
-            launched.wait()
+            self._lanes.wait(part._replace(action=work.action), launched)
             self._recorder.span(work.action, launched.start, launched.end, part.lane)
 
         return wait

@@ -79,7 +79,7 @@ class Lanes:
             if kind is Kind.LAUNCH:
                 launched[work] = self.launch(work.lane, calls[work])
             elif kind is Kind.WAIT:
-                self._wait(work, launched[work])
+                self.wait(work, launched[work])
                 spans.append(Span(work, launched[work].start, launched[work].end))
             else:
                 start = clock()
@@ -87,7 +87,8 @@ class Lanes:
                 spans.append(Span(work, start, clock()))
         return Timeline(tuple(spans))
 
-    def _wait(self, work: Work, launched: Launched) -> None:
+    def wait(self, work: Work, launched: Launched) -> None:
+        """Until `launched`, which does `work`, is done; meanwhile `waits_for` says so."""
         self.waits_for = work
         try:
             launched.wait()

@@ -60,6 +60,12 @@ class Peers:
         """Which of `everyone` that rank of this pipeline is."""
         return rank * self.replicas.size + self.replicas.rank
 
+    @property
+    def sharers(self) -> tuple[int, ...]:
+        """Which of `everyone` share out experts with this process, itself included."""
+        group, me = self.replicas.experts, self.place(self.rank)
+        return tuple(range(me - group.rank, me - group.rank + group.size))
+
     def all_sum(self, values: Tensor) -> Tensor:
         """The sum over this pipeline's ranks of a CPU tensor, in place, on every rank."""
         return self.pipeline.all_sum(values)

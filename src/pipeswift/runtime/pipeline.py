@@ -112,7 +112,7 @@ class Pipeline:
         timeout: float = 1800.0,
     ):
         self._peers = peers_of(mesh, timeout)
-        self._progress = Progress(self._peers.place)
+        self._progress = Progress(self._peers.place, self._peers.sharers)
         self._watchdog = watch(self._peers, self._progress, watchdog)
         _check_bucket(bucket)
         self._batched = batched_weight_gradients
@@ -146,7 +146,8 @@ class Pipeline:
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._steering.check(self.schedule)
-        self._lanes = Lanes()
+        self._lanes = lanes = Lanes()
+        self._progress.exchange = lambda: lanes.waits_for
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
         self._modes = Modes()

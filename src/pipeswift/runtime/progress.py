@@ -5,11 +5,12 @@ The executor adds one entry to a list and one to a number per action; every word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeswift.ir import Action, Op, Product, Schedule, needs, parts
 from pipeswift.policy import Ready
+from pipeswift.program import Work
 from pipeswift.runtime.groups import PeerLost
 
 BUSY = "busy: "
@@ -31,15 +32,17 @@ class Run:
 class Progress:
     """Where a rank is. `call` counts the calls into the pipeline; ranks in one call have the same number.
 
-    place: which of all ranks a rank of this pipeline is; they differ where the pipeline has replicas.
+    place: which of all ranks a rank of this pipeline is; they differ where the pipeline has replicas. sharers: which of
+    all ranks share out experts with this one, itself included.
     """
 
-    def __init__(self, place: Callable[[int], int] = lambda rank: rank) -> None:
-        self.place = place
+    def __init__(self, place: Callable[[int], int] = lambda rank: rank, sharers: Sequence[int] = ()) -> None:
+        self.place, self.sharers = place, sharers
         self.call = 0
         self.phase = ""  # empty: in the caller's own program
         self.joins = ""  # the sum over ranks, or the like, that it is in
         self.run: Run | None = None
+        self.exchange: Callable[[], Work | None] = lambda: None  # the all-to-all that the host waits for
         self.last: Action | None = None  # of earlier runs
         self.error = ""  # where its last call failed, and how
         self.lost = False  # whether the transport broke in this call
@@ -81,7 +84,7 @@ class Progress:
     def position(self) -> tuple[object, ...]:
         """Equal at two moments when the rank has not moved between them."""
         run = self.run
-        return self.call, self.phase, self.joins, run and len(run.started), run and run.ended
+        return self.call, self.phase, self.joins, run and len(run.started), run and run.ended, self.exchange()
 
     def _enter(self, phase: str) -> None:
         recovers = bool(self.error)
@@ -108,8 +111,17 @@ def now_doing(progress: Progress) -> tuple[str, tuple[int, ...]]:
         return (f"{BUSY}{progress.phase}" if progress.phase else "its own program"), ()
     started, ended = list(run.started), run.ended
     if len(started) > ended:
+        if (work := progress.exchange()) is not None:
+            return _exchanging(work, progress.sharers), tuple(progress.sharers)
         return f"{BUSY}{name(started[-1])}", ()
     return _awaited(run, set(started), progress.place)
+
+
+def _exchanging(work: Work, sharers: Sequence[int]) -> str:
+    """The same words on every rank that waits for this all-to-all."""
+    piece = f", chunk {work.chunk} of {work.chunks}" if work.chunks > 1 else ""
+    which = f"the all-to-all {work.part.name.lower()} (layer with experts {work.segment}{piece})"
+    return f"waits: {name(work.action)} needs {which} with ranks {', '.join(map(str, sharers))}"
 
 
 def name(action: Action) -> str:
