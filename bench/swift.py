@@ -246,16 +246,20 @@ def reach(case: Case, seeds: int, tries: int) -> Row:
 
 
 def show(rows: list[Row]) -> None:
+    """As a table that a page can take as it is."""
     widths = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) for name in rows[0]}
-    print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
+    print("|", " | ".join(f"{name:>{width}}" for name, width in widths.items()), "|")
+    print("|" + "|".join("-" * (width + 1) + ":" for width in widths.values()) + "|")
     for row in rows:
-        print("  ".join(f"{_cell(row[name]):>{width}}" for name, width in widths.items()))
+        print("|", " | ".join(f"{_cell(row[name]):>{width}}" for name, width in widths.items()), "|")
 
 
 def _cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return f"{value:g}" if value in SIGMAS else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    if value in SIGMAS:
+        return f"{value:g}"
+    return f"{round(value, 3) + 0.0:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def main() -> None:
