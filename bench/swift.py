@@ -17,6 +17,9 @@ ablation. What swift loses without one of its rules or estimates, in percent, as
 
 reach. At limit p: how far above the bound, in percent, are ZB-H1, swift, and the order that `search` finds for the very
 times of each seed, which nobody knows beforehand; as means over seeds that are none of the grid's.
+
+source. Micro-batches whose lengths are known beforehand and alike on all stages, in the given order and in
+`policy.source_order`: speed-ups over the hint's static order as given.
 """
 
 from __future__ import annotations
@@ -34,9 +37,22 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
+
 from pipeswift.cost import Costs
 from pipeswift.ir import Schedule
-from pipeswift.policy import Calibration, Monitor, Prices, Rules, Summary, Swift, calibrate, monitor, slots_of
+from pipeswift.policy import (
+    Calibration,
+    Monitor,
+    Prices,
+    Rules,
+    Summary,
+    Swift,
+    calibrate,
+    monitor,
+    slots_of,
+    source_order,
+)
 from pipeswift.schedules import build
 from pipeswift.search import search
 from pipeswift.simulate import PATTERNS, Pattern, factors, replay, run, varied, work_bound
@@ -245,6 +261,21 @@ def reach(case: Case, seeds: int, tries: int) -> Row:
     return {"p": case.ranks, "m": case.microbatches, "pattern": case.pattern, "sigma": case.sigma} | above
 
 
+def source(case: Case, seeds: int) -> Row:
+    lengths = [factors(seed, 1, case.microbatches, case.sigma)[0] for seed in range(seeds + 1)]
+    sorted_ = [each[list(source_order(each))] for each in lengths]
+    found: dict[str, float] = {}
+    for name, each in (("given", lengths), ("source order", sorted_)):
+        *draws, unseen = (varied(case.nominal, np.tile(row, (case.ranks, 1))) for row in each)
+        policy = Swift(case.hint, case.slots, calibration=calibrate(replay(case.hint, unseen)))
+        found[f"static, {name}"] = median(static(case.hint, draws))
+        found[f"swift, {name}"] = median(makespan(run(case.hint, costs, policy, case.slots)) for costs in draws)
+    first = found.pop("static, given")
+    return {"p": case.ranks, "m": case.microbatches, "limit": case.limit, "pattern": "iid", "sigma": case.sigma} | {
+        name: first / seconds for name, seconds in found.items()
+    }
+
+
 def show(rows: list[Row]) -> None:
     """As a table that a page can take as it is."""
     widths = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) for name in rows[0]}
@@ -267,7 +298,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=100)
     arguments.add_argument("--sizes", nargs="+", default=["4x16", "8x32", "16x64"], metavar="PxM")
     arguments.add_argument("--tries", type=int, default=2000, help="orders that each search replays on all its draws")
-    arguments.add_argument("--table", choices=("grid", "ablation", "reach"), default="grid")
+    arguments.add_argument("--table", choices=("grid", "ablation", "reach", "source"), default="grid")
     arguments.add_argument("--processes", type=int, default=2)
     arguments.add_argument("--json", type=Path)
     given = arguments.parse_args()
@@ -276,9 +307,12 @@ def main() -> None:
         "grid": partial(compare, seeds=given.seeds, tries=given.tries),
         "ablation": partial(without, seeds=given.seeds),
         "reach": partial(reach, seeds=given.seeds, tries=given.tries),
+        "source": partial(source, seeds=given.seeds),
     }[given.table]
     if given.table == "reach":
         wanted = [case for case in wanted if case.share == 1 and case.sigma]
+    if given.table == "source":
+        wanted = [case for case in wanted if case.pattern == "iid" and case.sigma]
     with get_context("spawn").Pool(given.processes) as pool:
         found = pool.map(task, wanted, chunksize=1)
     rows = list(ablation(dict(zip(wanted, found, strict=True)))) if given.table == "ablation" else _in_order(found)
