@@ -7,7 +7,7 @@ import pytest
 
 from pipeswift.cost import Costs
 from pipeswift.ir import Order, Schedule
-from pipeswift.schedules import gpipe, one_f_one_b, pipedream, zb_h1
+from pipeswift.schedules import dualpipe, gpipe, one_f_one_b, pipedream, zb_h1
 from pipeswift.simulate import replay
 from pipeswift.versions import VersionError, versions, with_versions
 
@@ -112,6 +112,12 @@ def test_a_simulated_trace_counts_live_versions():
             "stash",
             1,
             "the 2 copies of stage 0 unequal shares of an update: use a multiple of 2",
+        ),
+        (
+            replace(dualpipe(2, 4), flush=False),
+            "stash",
+            2,
+            r"gives rank 0 \d of the 2 micro-batches of an update of stage \d, which 2 ranks hold: let them take",
         ),
     ],
 )

@@ -105,6 +105,12 @@ def versions(schedule: Schedule, policy: Policy = "stash", every: int = 1) -> Ve
     return Versions(policy, every, forward, backward, newest, lives)
 
 
+def last_shares(schedule: Schedule, rank: int, stage: int, every: int) -> list[int]:
+    """By update, the last micro-batch that passes a stage on that rank: its backward completes the rank's share."""
+    own = _own(schedule, rank, stage)
+    return own[np.append(np.diff(own // every) > 0, True)].tolist()
+
+
 def with_versions(trace: Trace, schedule: Schedule, plan: Versions) -> Trace:
     """`trace`, of a run of `schedule`, with a counter "live versions of stage s" for each stage of each rank."""
     return replace(trace, counters=(*trace.counters, *_counters(trace, schedule, plan)))
@@ -135,6 +141,14 @@ def _check(schedule: Schedule, policy: Policy, every: int) -> None:
                 f"updates_every = {every} gives the {copies} copies of stage {stage} unequal shares of an update: "
                 f"use a multiple of {copies}"
             )
+        for rank in set(holders):
+            shares = np.bincount(_own(schedule, rank, stage) // every, minlength=m // every)
+            if (shares != every // copies).any():
+                raise VersionError(
+                    f"{schedule.name} gives rank {rank} {shares[shares != every // copies][0]} of the {every} "
+                    f"micro-batches of an update of stage {stage}, which {copies} ranks hold: let them take "
+                    "micro-batches in turn, as pipedream does"
+                )
 
 
 def _divisor(m: int, near: object) -> int:

@@ -2,7 +2,7 @@
 
 VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps), experts (of
 a layer that all ranks share out), or what it does unlike the others: evaluate (which it enters alone), microbatches
-(another number) or targets (too few).
+(another number) or targets (too few). COPIES, in the environment: train without flush, with so many ranks per stage.
 HARM: kill, stop, raise, sleep (for good), pause (every rank, for longer than the watchdog's patience) or none.
 """
 
@@ -21,10 +21,13 @@ from torch import Tensor, nn
 
 from pipeswift.moe import MoE
 from pipeswift.runtime import Pipeline, init_mesh
+from pipeswift.runtime.optimizer import Optimizer
+from pipeswift.schedules import pipedream
 
 PATIENCE = float(os.environ["PATIENCE"])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VICTIM, PLACE, HARM = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+COPIES = [int(count) for count in os.environ.get("COPIES", "").split()]
 STEPS, LATE = 3, 2  # it happens in the second step, unless it happens before the first
 
 step = -1  # that is, not yet; 0 until the first one
@@ -107,8 +110,11 @@ def main() -> None:
     layers = [layer_with_experts] if shared_out else [Layer] * WORLD
     mesh = init_mesh(**sizes, timeout=float(os.environ.get("START", "60")))
     reach("connected")
-    pipe = Pipeline(layers, loss=lambda y, _: y.mean(), microbatches=4, mesh=mesh, watchdog=PATIENCE)
-    optimizer = pipe.optimizer(cast(Any, Descent), lr=0.1)
+    order: Any = {"microbatches": 4}
+    if COPIES:
+        order = {"schedule": pipedream(WORLD, 4, COPIES), "updates_every": 2}
+    pipe = Pipeline(layers, loss=lambda y, _: y.mean(), mesh=mesh, watchdog=PATIENCE, **order)
+    optimizer = (pipe.async_optimizer if COPIES else pipe.optimizer)(cast(Any, Descent), lr=0.1)
     for step in range(1, STEPS + 1):
         reach("between")
         if PLACE == "evaluate" and RANK == VICTIM:
@@ -117,10 +123,11 @@ def main() -> None:
         odd = PLACE if RANK == VICTIM and step == LATE else ""
         if odd in ("microbatches", "targets"):
             print(f"harm at {time.monotonic()}", flush=True)
-        inputs = torch.ones(8, 4) if RANK == 0 or shared_out else None
+        inputs = torch.ones(8, 4) if 0 in pipe.stages else None
         targets = torch.zeros(6 if odd == "targets" else 8) if RANK == WORLD - 1 or shared_out else None
         pipe.step(inputs, targets, microbatches=2 if odd == "microbatches" else None)
-        optimizer.step()
+        if isinstance(optimizer, Optimizer):
+            optimizer.step()
     pipe.close()
     left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     print(f"threads left: {left}", flush=True)

@@ -463,16 +463,3 @@ def test_a_tie_within_a_stage_is_one_weight_in_every_version():
     assert embed.weight is head.weight
     assert len(dict(pipe.named_parameters())) == len(dict(pipe.stages[0].named_parameters())) - 1
     pipe.close()
-
-
-def copies_of_a_stage(rank: int, world: int) -> str:
-    with pytest.raises(PipeSwiftError) as caught:
-        Pipeline(
-            builders(4), loss=token_loss, schedule=pipedream(3, 6, (2, 1)), mesh=init_mesh(pp=world), updates_every=2
-        )
-    return str(caught.value)
-
-
-def test_replicated_stages_are_refused(procs: Pool):
-    for text in procs.run(copies_of_a_stage, world=3):
-        assert "puts stage 0 on ranks [0, 1], and copies of a stage are not kept equal" in text

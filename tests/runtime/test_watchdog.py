@@ -113,6 +113,21 @@ def test_a_rank_that_does_not_come_to_an_all_to_all():
     assert ended.text.count(waits) == 2
 
 
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("sleep", ["rank 1 is busy in B of stage 0", "waits: the sum of update 2 of stage 0 over ranks 0, 1"]),
+        pytest.param("kill", ["rank 1 is gone"], marks=pytest.mark.slow),
+        pytest.param("raise", ["rank 1 failed in step 2, B of stage 0"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_whose_gradients_its_copies_wait_for(harm: str, says: list[str]):
+    ended = run(1, "backward", harm, COPIES="2 1")
+    assert all(ended.codes)
+    assert ended.seconds < LIMIT
+    assert all(text in ended.text for text in says)
+
+
 def test_idling_between_steps_is_no_fault_and_closing_leaves_nothing():
     ended = run(0, "between", "pause")
     assert ended.codes == [0, 0, 0], ended.text

@@ -3,6 +3,7 @@ from math import lcm
 
 import pytest
 
+from pipeswift.ir import B, F, Order, Overlap
 from pipeswift.schedules import pipedream
 from pipeswift.verify import InvalidSchedule, check_versions, verify, verify_versions
 from pipeswift.versions import POLICIES, versions
@@ -51,3 +52,22 @@ def test_copies_that_wait_for_ever_to_sum_their_gradients():
     assert found.kind == "deadlock"
     assert "the sum of update 0 over the ranks of stage 0" in found.sentence
     assert verify_versions(order, versions(order, "stash", 4)) == []
+
+
+def test_parts_of_an_overlap_wait_one_after_the_other():
+    # Rank 0 sums update 0 when the first part has ended; the second makes what rank 1 needs before it gets there.
+    rows = "0F0 0F2 0B0 0B2", "0F1 0F3 0B1 0B3", "1F0 1B0 1F2 1F1 1B1 1F3 1B2 1B3"
+    alone = replace(written(*rows, routes=((0, 2), (1, 2))), flush=False)
+    for pair, circles in ((Overlap(B(0, 0), F(0, 2)), 1), (Overlap(F(0, 2), B(0, 0)), 0)):
+        woven = replace(alone, orders=(Order.of([F(0, 0), pair, B(0, 2)]), *alone.orders[1:]))
+        assert verify(woven) == []
+        assert len(verify_versions(woven, versions(woven, "stash", 2))) == circles
+
+
+def test_backwards_of_two_routes_that_change_places():
+    rows = "0F0 0F2 0B0 0B2", "0F1 0F3 0B1 0B3", "1F0 1F1 1F2 1B0 1B2 1B1 1F3 1B3"
+    order = replace(written(*rows, routes=((0, 2), (1, 2))), flush=False)
+    assert verify(order) == []
+    assert [str(found) for found in verify_versions(order, versions(order, "stash", 2))] == [
+        "versions: 1B1 comes after the backward of a later micro-batch, whose update would miss it"
+    ]

@@ -135,19 +135,9 @@ def _check_kinds(request: Request) -> None:
         )
 
 
-def _require_one_home(schedule: Schedule) -> None:
-    for stage, ranks in enumerate(zip(*schedule.routes, strict=True)):
-        if len(set(ranks)) > 1:
-            raise PipeSwiftError(
-                f"schedule {schedule.name} puts stage {stage} on ranks {sorted(set(ranks))}, and copies of a stage are "
-                "not kept equal when weights change within a step: use a schedule that flushes"
-            )
-
-
 def _check_updates(schedule: Schedule, request: Request, replicas: int) -> None:
     """A schedule that flushes has no choice of versions, and one that does not gets a plan that can run."""
     if not schedule.flush:
-        _require_one_home(schedule)
         plan_of(schedule, request.policy, request.every)
         if replicas > 1:
             raise PipeSwiftError(

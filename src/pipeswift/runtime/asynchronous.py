@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule
+from pipeswift.program import Lane
 from pipeswift.runtime.async_optimizer import AsyncOptimizer, Sums
 from pipeswift.runtime.batch import Part, samples_in, shares
+from pipeswift.runtime.recorder import Recorder
 from pipeswift.runtime.shelf import Shelf
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.weights import WIDE, Weights
-from pipeswift.trace import Counter
 from pipeswift.verify import check_versions
-from pipeswift.versions import Policy, Versions, versions
+from pipeswift.versions import Policy, Versions, last_shares, versions
 
 
 class Asynchronous:
@@ -41,6 +42,7 @@ class Asynchronous:
                 "pipe.async_optimizer(torch.optim.AdamW, lr=3e-4), say"
             )
         plan = plan_of(schedule, self._policy, self._every)
+        self._completes = {index: frozenset(last_shares(schedule, rank, index, self._every)) for index in self._stages}
         self._ages = plan.staleness.reshape(schedule.num_stages, -1, self._every).mean(axis=2).tolist()
         self._sums: dict[tuple[int, int], Sums] = {}  # by (stage, update)
         self.optimizer.begin()
@@ -55,7 +57,7 @@ class Asynchronous:
                 self._shelves[index].end()
 
     def after(self, action: Action) -> None:
-        """A backward has ended: its gradients join their update, which is made when it has all of them."""
+        """A backward has ended: its gradients join their update, which is made when it has all of this rank's."""
         stage, op, microbatch = action
         shelf, update = self._shelves[stage], microbatch // self._every
         sums = self._sums.setdefault((stage, update), {})
@@ -65,7 +67,7 @@ class Asynchronous:
         if op is Op.I:
             return
         shelf.release(microbatch)
-        if (microbatch + 1) % self._every == 0:
+        if microbatch in self._completes[stage]:
             assert self.optimizer is not None
             self.optimizer.update(stage, self._sums.pop((stage, update)), self._ages[stage][update])
         shelf.publish(microbatch)
@@ -75,9 +77,13 @@ class Asynchronous:
         updates = (parts[first : first + self._every] for first in range(0, len(parts), self._every))
         return [share for update in updates for share in shares(update, samples_in(update))]
 
-    def counters(self, rank: int) -> tuple[Counter, ...]:
-        """Of the last run: how many versions of each stage were alive."""
-        return tuple(shelf.counter(rank) for shelf in self._shelves.values())
+    def record(self, recorder: Recorder, rank: int) -> None:
+        """Of the last run: how many versions of each stage were alive, and when the gradients of copies were summed,
+        as W of their stage, with the number of the update in place of a micro-batch's."""
+        assert self.optimizer is not None
+        recorder.counters = tuple(shelf.counter(rank) for shelf in self._shelves.values())
+        for action, start, end in self.optimizer.copies.sums:
+            recorder.add(Lane.ALL_TO_ALL, action, start, end)
 
 
 def plan_of(schedule: Schedule, policy: Policy, every: int) -> Versions:

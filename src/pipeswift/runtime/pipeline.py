@@ -21,6 +21,7 @@ from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import (
     Rules,
 )
+from pipeswift.runtime.copies import Copies
 from pipeswift.runtime.cuts import Chunks, chunks_of
 from pipeswift.runtime.executor import Executor, Job
 from pipeswift.runtime.jobs import Jobs
@@ -318,7 +319,9 @@ class Pipeline:
             raise PipeSwiftError(
                 f"schedule {self.schedule.name} flushes before it updates: make its optimizer with pipe.optimizer(...)"
             )
-        made = AsyncOptimizer(self._peers, self._assembly.weights, kind, settings, clip_norm, rate, self._progress)
+        held = self._assembly.weights
+        copies = Copies(self._peers, self._assembly.ties, held, self._progress)
+        made = AsyncOptimizer(copies, self._peers, held, kind, settings, clip_norm, rate, self._progress)
         self._asynchronous.optimizer = made
         return made
 
@@ -420,7 +423,7 @@ class Pipeline:
         announced = Announcement(self._peers, self._last_stage_ranks, like=table) if losses == "all" else None
         recorder = executor.run(job, self._steering.helm(executor.schedule))
         if training and self._asynchronous:
-            recorder.counters = self._asynchronous.counters(self.rank)
+            self._asynchronous.record(recorder, self.rank)
         if job.loss is not None:
             mine = job.loss.table()
             rows = range(len(mine)) if job.order is None else job.order

@@ -5,7 +5,7 @@ The executor adds one entry to a list and one to a number per action; every word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeswift.ir import Action, Op, Product, Schedule, needs, parts
@@ -41,6 +41,7 @@ class Progress:
         self.call = 0
         self.phase = ""  # empty: in the caller's own program
         self.joins = ""  # the sum over ranks, or the like, that it is in
+        self.copies: tuple[str, tuple[int, ...]] | None = None  # the same with some ranks only: what, and which
         self.run: Run | None = None
         self.exchange: Callable[[], Work | None] = lambda: None  # the all-to-all that the host waits for
         self.last: Action | None = None  # of earlier runs
@@ -74,6 +75,15 @@ class Progress:
         finally:
             self.joins = ""
 
+    @contextmanager
+    def joining_copies(self, what: str, ranks: Iterable[int]) -> Iterator[None]:
+        """Around the part of a call in which this rank waits for those other `ranks` of the pipeline."""
+        self.copies = what, tuple(map(self.place, ranks))
+        try:
+            yield
+        finally:
+            self.copies = None
+
     def fail(self, error: BaseException) -> None:
         """Tells the others of an error that this rank's program may not survive."""
         doing = now_doing(self)[0].removeprefix(f"{BUSY}{self.phase}").removeprefix(BUSY)
@@ -84,7 +94,8 @@ class Progress:
     def position(self) -> tuple[object, ...]:
         """Equal at two moments when the rank has not moved between them."""
         run = self.run
-        return self.call, self.phase, self.joins, run and len(run.started), run and run.ended, self.exchange()
+        started, ended = (run and len(run.started)), (run and run.ended)
+        return self.call, self.phase, self.joins, self.copies, started, ended, self.exchange()
 
     def _enter(self, phase: str) -> None:
         recovers = bool(self.error)
@@ -106,6 +117,8 @@ def now_doing(progress: Progress) -> tuple[str, tuple[int, ...]]:
         return "lost the connection to a rank", ()
     if progress.joins:
         return f"waits for all ranks: {progress.joins}", ()
+    if copies := progress.copies:
+        return f"waits: {copies[0]}", copies[1]
     run = progress.run
     if run is None:
         return (f"{BUSY}{progress.phase}" if progress.phase else "its own program"), ()

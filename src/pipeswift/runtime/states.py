@@ -14,7 +14,7 @@ GRACE = 1.0  # seconds that a rank whose call failed has to leave or to try agai
 
 class State(NamedTuple):
     """A rank's account of itself. still: seconds since it moved; waits: ranks whose products it needs, or
-    all that take part in the all-to-all that it is in.
+    all that take part in the all-to-all, or the sum of a stage's gradients, that it is in.
     """
 
     call: int
@@ -171,7 +171,7 @@ def _chain(states: Sequence[State]) -> list[int]:
 def _waits_for(rank: int, states: Sequence[State]) -> int | None:
     state = states[rank]
     if state.waits:
-        # Of several that have to come to one all-to-all, one that is not there yet.
+        # Of several that have to come to one all-to-all, or sum, one that is not there yet.
         return next((other for other in state.waits if states[other].doing != state.doing), state.waits[0])
     if state.joins and state.active:
         behind = [

@@ -56,6 +56,11 @@ class Steering:
             )
         if self._policy == "swift":
             Swift(schedule)
+        if not self.static and not schedule.flush:
+            raise PipeSwiftError(
+                f"a policy of your own may leave the order of {schedule.name}, which says what version of the weights "
+                "each pass uses: use policy follow, or a schedule that flushes, such as 1f1b"
+            )
 
     def learns_from(self, schedule: Schedule) -> bool:
         """Whether it wants the trace of a step of `schedule`."""

@@ -134,7 +134,7 @@ def _require_alike(forms: Sequence[tuple[str, str]]) -> None:
 
 
 def sum_gradients(peers: Peers, ties: Sequence[Tie], weights: Sequence[Weights]) -> None:
-    """Every copy gets the sum of the copies' gradients, if any has one. Every rank must call this."""
+    """Every copy gets the sum of the copies' gradients, if any has one. Every rank that holds one must call this."""
     member_of = {name: Member(version, name) for version in weights for name in version.leaves}
     together: dict[tuple[tuple[int, ...], torch.dtype], list[Member]] = defaultdict(list)
     for tie in ties:

@@ -21,9 +21,11 @@ def verify_versions(
 
     version_limit: the most versions of one stage that a rank may keep. staleness_limit: the most updates that may lie
     between the weights of a gradient and those it is applied to. Looked for besides: versions used before they are
-    there, and ranks with one stage that wait for ever to sum its gradients (messages taken to be never in the way).
+    there, backwards of several routes that change places, and ranks with one stage that wait for ever to sum its
+    gradients (messages taken to be never in the way).
     """
-    found = [*_too_early(schedule, plan), *_reductions(schedule, plan)]
+    found = [*_too_early(schedule, plan), *_out_of_turn(schedule)]
+    found += [] if found else _reductions(schedule, plan)
     if version_limit is not None:
         found += _too_many(schedule, plan, version_limit)
     if staleness_limit is not None:
@@ -67,35 +69,46 @@ def _too_old(schedule: Schedule, plan: Versions, limit: int) -> Iterator[Violati
             )
 
 
+def _out_of_turn(schedule: Schedule) -> Iterator[Violation]:
+    """The first backward of each stage of a rank that ends after one of a later micro-batch, on another route."""
+    for rank, order in enumerate(schedule.orders):
+        stages, ops, microbatches = order.rows.T
+        for stage in sorted({stage for _, stage in schedule.stages_on(rank)}):
+            closes = np.flatnonzero((stages == stage) & ((ops == Op.W) | (ops == Op.B)))
+            for place in np.flatnonzero(np.diff(microbatches[closes]) < 0)[:1] + 1:
+                action = Action(*order.rows[closes[place]].tolist())
+                text = f"{action} comes after the backward of a later micro-batch, whose update would miss it"
+                yield Violation(rank, action, "versions", text)
+
+
 def _reductions(schedule: Schedule, plan: Versions) -> Iterator[Violation]:
-    """After its last backward of an update a rank goes on only when the stage's other ranks have come to theirs."""
+    """After its last backward of an update a rank goes on only when the stage's other ranks have come to theirs.
+
+    The parts of an Overlap count as one after the other, each with its product; the first waits for what both need.
+    """
     if all(len(set(ranks)) == 1 for ranks in zip(*schedule.routes, strict=True)):
         return
     rows = rows_of(schedule)
     sorter: TopologicalSorter[int | str] = TopologicalSorter()
-    _, maker, consumer = links(schedule, rows)
-    for before, after in zip(rows.entry[maker].tolist(), rows.entry[consumer].tolist(), strict=True):
-        sorter.add(after, before)
-    rank_of = dict(zip(rows.entry.tolist(), rows.rank.tolist(), strict=True))
-    for entry, rank in rank_of.items():
-        if rank_of.get(entry + 1) == rank:
-            sorter.add(entry + 1, entry)
-    closes = (rows.op == Op.W) | (rows.op == Op.B)
-    own = zip(
-        *(column[closes].tolist() for column in (rows.rank, rows.stage, rows.microbatch, rows.entry)), strict=True
-    )
-    last = {(rank, stage, microbatch // plan.every): entry for rank, stage, microbatch, entry in own}
-    for (rank, stage, update), entry in last.items():
+    _, makers, consumers = links(schedule, rows)
+    first_part = np.searchsorted(rows.entry, rows.entry)
+    for maker, consumer in zip(makers.tolist(), first_part[consumers].tolist(), strict=True):
+        sorter.add(consumer, maker)
+    goes_on = np.append(rows.rank[1:] == rows.rank[:-1], False)
+    for row in np.flatnonzero(goes_on).tolist():
+        sorter.add(row + 1, row)
+    closes = np.flatnonzero((rows.op == Op.W) | (rows.op == Op.B)).tolist()
+    last = {(rows.rank[row], rows.stage[row], rows.microbatch[row] // plan.every): row for row in closes}
+    for (_, stage, update), row in last.items():
         total = f"the sum of update {update} over the ranks of stage {stage}"
-        sorter.add(total, entry)
-        if rank_of.get(entry + 1) == rank:
-            sorter.add(entry + 1, total)
+        sorter.add(total, row)
+        if goes_on[row]:
+            sorter.add(row + 1, total)
     try:
         sorter.prepare()
     except CycleError as error:
         circle = error.args[1]
-        row = {entry: at for at, entry in enumerate(rows.entry.tolist())}
-        names = (node if isinstance(node, str) else str(action_at(rows, row[node])) for node in circle)
-        first = next(row[node] for node in circle if not isinstance(node, str))
+        names = (node if isinstance(node, str) else str(action_at(rows, node)) for node in circle)
+        row = next(node for node in circle if not isinstance(node, str))
         text = f"each of these waits for the one before: {', '.join(names)}"
-        yield Violation(int(rows.rank[first]), action_at(rows, first), "deadlock", text)
+        yield Violation(int(rows.rank[row]), action_at(rows, row), "deadlock", text)
