@@ -1,10 +1,15 @@
-from threading import Event, get_ident
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event, get_ident
 
 import pytest
 
-from pipeswift.ir import Op
-from pipeswift.program import Lane, Part, chunk
+from pipeswift.ir import B, F, Op
+from pipeswift.program import Form, Lane, Part, Program, Work, chunk, compile_action, merge
 from pipeswift.runtime.lanes import Lanes
+from pipeswift.verify import verify_collectives
 from tests.program.programs import one_block
 
 
@@ -68,3 +73,45 @@ def test_the_host_says_what_it_waits_for(lanes):
     lanes.run(program, calls | {dispatch: watch})
     assert seen == [dispatch]
     assert lanes.waits_for is None
+
+
+def pairs(seed: int) -> list[Program]:
+    """Three woven pairs; chunks and costs are drawn, the same for every rank that has this seed."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(3):
+        actions, layout = (F(1, 4), B(0, 1)), (draw.choice((Form.MOE, Form.MOE_SHARED)),) * draw.randint(1, 2)
+        apart = [compile_action(action, layout=layout, takes=True, sends=True) for action in actions]
+        first, second = (chunk(program, draw.randint(1, 3), local_first=True) for program in apart)
+        costs = {work: draw.random() for work in (*first.works, *second.works)}
+        made.append(merge(first, second, costs.__getitem__))
+    return made
+
+
+def issued(seed: int, delays: random.Random, meet: Callable[[], object]) -> list[Work]:
+    """The collectives of one rank in the order in which its lane runs them, when every work may be late."""
+    order: list[Work] = []
+
+    def run(work: Work) -> None:
+        if delays.random() < 0.3:
+            time.sleep(delays.random() * 2e-4)
+        if work.lane is Lane.ALL_TO_ALL:
+            order.append(work)
+            meet()
+
+    lanes = Lanes()
+    for program in pairs(seed):
+        lanes.run(program, {work: lambda work=work: run(work) for work in program.works})
+    lanes.close()
+    return order
+
+
+@pytest.mark.parametrize("patterns", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_pattern_of_delays_makes_two_ranks_issue_collectives_in_different_orders(patterns):
+    """A collective waits for its peer, so a rank can be held up by the other, too."""
+    with ThreadPoolExecutor(2) as ranks:
+        for seed in range(patterns):
+            meet, delays = Barrier(2, timeout=30), [random.Random(2 * seed + rank) for rank in range(2)]
+            orders = list(ranks.map(lambda mine: issued(seed, mine, meet.wait), delays))  # noqa: B023
+            assert len(orders[0]) >= 3 * 5
+            assert not list(verify_collectives(orders))

@@ -22,7 +22,7 @@ from pipeswift.runtime.batch import (
     shares,
 )
 from pipeswift.runtime.boundary import Flat
-from pipeswift.runtime.executor import Job
+from pipeswift.runtime.calls import Job
 from pipeswift.runtime.loss import LossFunction, StepLoss
 from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.progress import Progress

@@ -21,9 +21,10 @@ from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import (
     Rules,
 )
+from pipeswift.runtime.calls import Job
 from pipeswift.runtime.copies import Copies
 from pipeswift.runtime.cuts import Chunks, chunks_of
-from pipeswift.runtime.executor import Executor, Job
+from pipeswift.runtime.executor import Executor
 from pipeswift.runtime.jobs import Jobs
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.layers import Layer
@@ -372,6 +373,7 @@ class Pipeline:
                 batched_weight_gradients=self._batched,
                 lanes=self._lanes,
                 expert_chunks=self._request.expert_chunks,
+                experts=self._peers.replicas.experts,
             )
         return self._executors[training, count]
 

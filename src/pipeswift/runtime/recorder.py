@@ -41,6 +41,10 @@ class Recorder:
         self._lanes.append(lane)
         self._actions.append(action)
 
+    def seconds(self) -> list[float]:
+        """How long each span so far took, in the order in which they were recorded."""
+        return np.diff(np.array(self._times[: 2 * len(self._actions)]).reshape(-1, 2)).ravel().tolist()
+
     def trace(self, name: str) -> Trace:
         """The spans so far, on this rank's clock, in the order in which they started."""
         count = len(self._actions)

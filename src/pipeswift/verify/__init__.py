@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeswift.ir import Schedule
 from pipeswift.passes import rows_of
 from pipeswift.verify import deadlock, orders
+from pipeswift.verify.collectives import check_collectives, verify_collectives
 from pipeswift.verify.orders import peak_activations
 from pipeswift.verify.updates import check_versions, verify_versions
 from pipeswift.verify.violation import InvalidSchedule, Violation
@@ -13,9 +14,11 @@ __all__ = [
     "InvalidSchedule",
     "Violation",
     "check",
+    "check_collectives",
     "check_versions",
     "peak_activations",
     "verify",
+    "verify_collectives",
     "verify_versions",
 ]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action
 
-Kind = Literal["shape", "placement", "completeness", "order", "memory", "deadlock", "versions"]
+Kind = Literal["shape", "placement", "completeness", "order", "memory", "deadlock", "versions", "collectives"]
 
 
 class Violation(NamedTuple):
