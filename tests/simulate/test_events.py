@@ -8,7 +8,7 @@ import pytest
 from pipeswift.cost import Costs
 from pipeswift.ir import Op
 from pipeswift.policy import Decision, Policy
-from pipeswift.schedules import build
+from pipeswift.schedules import build, pipedream
 from pipeswift.simulate import CostsMismatch, Deadlock, replay, run
 from pipeswift.trace import busy_per_rank, makespan, peak_memory
 from tests.simulate.written import starts, written
@@ -85,7 +85,27 @@ def test_all_that_happens_at_a_moment_happens_before_the_question():
     assert [ready for rank, now, _, ready in asked.questions if (rank, now) == (1, 2.0)] == [["1F1", "1I0", "1B0"]]
 
 
+def test_ranks_of_a_stage_wait_for_each_other_to_sum_its_gradients():
+    # Rank 1 is in 0B1 until 11, and only then is the first update of stage 0 there for rank 0.
+    order = pipedream(3, 4, (2, 1))
+    seconds = np.ones((4, 2, 4))
+    seconds[Op.B, 0, 1] = 6.0
+    costs = replace(Costs.uniform(2), seconds=seconds)
+    alone, together = starts(run(order, costs)), starts(run(order, costs, updates_every=2))
+    assert [alone[action] for action in ("0B0", "0B1", "0B2")] == [3, 5, 7]
+    assert [together[action] for action in ("0B0", "0B1", "0B2")] == [3, 5, 11]
+
+
 class TestDeadlock:
+    def test_of_ranks_that_wait_for_each_other_in_a_circle(self):
+        rows = "0F0 0B0 0F2 0B2", "0F1 0F3 0B1 0B3", "1F0 1B0 1F2 1F1 1B1 1F3 1B2 1B3"
+        order = written(*rows, routes=((0, 2), (1, 2)))
+        run(order, Costs.uniform(2))
+        with pytest.raises(
+            Deadlock, match="cannot start 0F2: other ranks of a stage have not come to sum"
+        ):
+            run(order, Costs.uniform(2), updates_every=2)
+
     def test_of_a_schedule_that_is_followed(self):
         with pytest.raises(Deadlock) as caught:
             run(written("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), Costs.uniform(2))

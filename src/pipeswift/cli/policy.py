@@ -29,13 +29,18 @@ Policy = Annotated[
 ]
 
 
-def clock(schedule: Schedule, choice: Choice, limit: float | None, calibration: Costs) -> Callable[[Costs], Trace]:
+def clock(
+    schedule: Schedule, choice: Choice, limit: float | None, calibration: Costs, every: int | None
+) -> Callable[[Costs], Trace]:
     """The timeline of a step as a function of what its passes cost; monitors start anew with each.
 
     limit: under swift, micro-batches in flight per stage; by default what the schedule's own order needs.
     calibration: what passes cost in the static run from which swift knows how they usually swing.
+    every: micro-batches per update, without flush; ranks that hold one stage then wait for each other.
     Raises PipeSwiftError when swift cannot have this schedule, or not within this limit.
     """
+    if choice is Choice.follow and every is not None and len(schedule.routes) > 1:
+        return partial(run, schedule, updates_every=every)
     if choice is Choice.follow:
         return partial(replay, schedule)
     slots = _slots(schedule, limit)

@@ -98,7 +98,7 @@ def simulate(
     if memory_limit is not None and decide is policy.Choice.follow:
         _check_memory(schedule, costs, memory_limit)
     unseen = costs if draws is None else draws.costs(schedule, costs, draws.seeds)
-    clock = policy.clock(schedule, decide, memory_limit, unseen)
+    clock = policy.clock(schedule, decide, memory_limit, unseen, plan and plan.every)
     if draws is not None:
         _write_many(swings.simulate(schedule, decide.value, draws, costs, clock), json, title(schedule))
         return

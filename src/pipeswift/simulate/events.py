@@ -14,6 +14,7 @@ from pipeswift.cost import Costs
 from pipeswift.ir import Action, Op, Overlap, Product, Schedule, needs, parts
 from pipeswift.policy import Follow, Policy, Ready, Slots, Summary, View, slots_of
 from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
+from pipeswift.simulate.meetings import Meetings
 from pipeswift.simulate.replay import timeline
 from pipeswift.simulate.tables import NONE, links, product_of, unmeasured
 from pipeswift.simulate.watch import Watch
@@ -26,6 +27,7 @@ def run(
     policy: Policy | None = None,
     slots: Slots | None = None,
     hearsay: Callable[[Summary, int], float] | None = None,
+    updates_every: int | None = None,
 ) -> Trace:
     """When every action runs if `policy` decides; clock, links and Overlaps as in `replay`; seconds, from 0.
 
@@ -35,12 +37,15 @@ def run(
     entry of its own ended, a message arrived, or the moment has come that it asked for; all that happens at one moment
     happens before the questions.
     hearsay: (summary, listening rank) -> seconds until it is there, inf if it is lost; by default the link's latency.
+    updates_every: micro-batches per update of a schedule without flush. Ranks that hold one stage then wait for each
+        other after their last backward of each update, to sum their gradients (which takes no time itself).
     What a policy with a monitor decided is in the trace: a counter per rank and rule, and the depth of its queue.
     Raises Deadlock when nothing more will happen and a rank has work left, CostsMismatch as `replay` does, ValueError
     when the policy starts what is not ready.
     """
     policy = Follow(schedule) if policy is None else policy
-    clock = _Clock(schedule, costs, slots_of(schedule) if slots is None else slots, policy, hearsay)
+    slots = slots_of(schedule) if slots is None else slots
+    clock = _Clock(schedule, costs, slots, policy, hearsay, Meetings(schedule, updates_every))
     clock.play()
     return clock.trace()
 
@@ -55,13 +60,15 @@ class _Clock:
         slots: Slots,
         policy: Policy,
         hearsay: Callable[[Summary, int], float] | None,
+        meetings: Meetings,
     ):
         self._schedule = schedule
         self._costs = costs
         self._links = links(schedule, costs)
         self._ready = [Ready(schedule, rank, slots) for rank in range(schedule.num_ranks)]
         self._started = [0] * schedule.num_ranks
-        self._running = [0] * schedule.num_ranks  # actions started and not ended
+        self._running = [0] * schedule.num_ranks  # actions started and not ended, and meetings
+        self._meetings = meetings
         self._spans: list[list[tuple[Action, float, float]]] = [[] for _ in range(schedule.num_ranks)]
         self._channel_free: dict[int, float] = {}
         self._policy = policy
@@ -140,12 +147,14 @@ class _Clock:
             if action is None:
                 pass
             elif product is None:
-                self._running[rank] -= 1
                 self._idle_since[rank] = now
                 self._ready[rank].finish(action)
                 self._send(action, now)
                 if self._watch:
                     self._watch.ended(rank, action, now)
+                for released in self._meetings.after(rank, action):
+                    self._running[released] -= 1
+                    yield released
             else:
                 self._ready[rank].arrive(product, action.stage, action.microbatch)
             yield rank
@@ -171,7 +180,9 @@ class _Clock:
 
     def _reasons(self, rank: int, action: Action) -> Iterator[str]:
         ready = self._ready[rank]
-        if action in ready:
+        if self._running[rank]:
+            yield "other ranks of a stage have not come to sum its gradients"
+        elif action in ready:
             yield "it is ready, but the policy does not start it"
         for product, stage in needs(action, self._schedule.num_stages):
             if not ready.has(product, stage, action.microbatch):
