@@ -102,6 +102,40 @@ def test_losses_and_gradients_are_those_of_the_unsplit_model(procs: Pool, pp: in
     assert by_rank[0].norm == pytest.approx(norm, rel=1e-5)
 
 
+def twice(rank: int, world: int, expert_chunks: Any, schedule: str) -> tuple[dict[str, Tensor], Any, Any]:
+    """Two steps, whose gradients add up: (gradients, grains, information in the second one's trace)."""
+    pipe = Pipeline(
+        builders({"experts": 8, "shared": 6}),
+        loss=token_loss,
+        schedule=schedule,
+        microbatches=MICROBATCHES,
+        mesh=init_mesh(pp=1, ep=2),
+        expert_chunks=expert_chunks,
+    )
+    results = [pipe.step(*replica_batch(rank)) for _ in range(2)]
+    pipe.evaluate(*replica_batch(rank))
+    pipe.close()
+    gradients = {name: weight.grad for name, weight in pipe.named_parameters() if weight.grad is not None}
+    return gradients, pipe.grains, results[1].trace.info
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_chunks_may_be_found_by_measurement(procs: Pool, schedule: str):
+    expected = procs.run(twice, 1, schedule, world=2)
+    for chunks in ((4, 2), "auto"):
+        found = procs.run(twice, chunks, schedule, world=2)
+        assert found[0][1] == found[1][1], "ranks that share out experts agree"
+        for (gradients, grains, info), (others, *_) in zip(found, expected, strict=True):
+            assert gradients.keys() == others.keys()
+            for name, gradient in gradients.items():
+                largest = max(gradient.abs().max().item(), 1e-3)
+                torch.testing.assert_close(gradient, others[name], rtol=0, atol=TOLERANCE * largest)
+            (grain,) = grains.values()
+            assert (grain.costs is not None) == (chunks == "auto")
+            assert 1 <= min(grain.forward, grain.backward) <= max(grain.forward, grain.backward) <= 4
+            assert info == {"chunks of experts, stage 0": f"{grain.forward} forward, {grain.backward} backward"}
+
+
 def test_all_tokens_on_one_expert_are_counted_there(procs: Pool):
     case = CASES[5]
     for trained in procs.run(train, 2, 2, case, world=4):

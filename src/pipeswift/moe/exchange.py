@@ -7,23 +7,30 @@ itself; so a backward may go through them in other chunks than its forward did.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pipeswift.ir import Op
+from pipeswift.ir import Action, Op
+from pipeswift.moe.rehearsal import LEAST, REPEAT, SHARES, Load, gradients_aside, seconds_of
 from pipeswift.moe.routed import Routed
-from pipeswift.program import LOCAL, Form, Part, Work
+from pipeswift.program import LOCAL, WHOLE, BlockCosts, Form, Grain, Lane, Line, Part, Work
 from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, unflatten
 from pipeswift.runtime.groups import Group, traffic
+from pipeswift.runtime.lanes import Lanes, handshake
+from pipeswift.runtime.seeds import seeded
 
 Rows = list[list[Tensor]]  # [rank of the group][local expert]: rows that go there, or that come from there
 Counts = list[list[int]]
+_LOADS = 64  # micro-batches whose loads it remembers
 
 
 class Unit(NamedTuple):
@@ -75,7 +82,7 @@ class ExpertExchange:
     """The middle of one MoE segment on one rank; see `pipeswift.runtime.exchange`.
 
     name: of the layer. experts: the module of those that this rank of `group` holds, `count` of them. A pass may be in
-    as many chunks as `chunks` says, (forward, backward), or in one.
+    as many chunks as `grain` says, or in one.
     """
 
     def __init__(
@@ -85,14 +92,15 @@ class ExpertExchange:
         shared: nn.Module | None,
         count: int,
         group: Group,
-        chunks: tuple[int, int] = (1, 1),
+        grain: Grain = WHOLE,
     ):
         self.form = Form.MOE if shared is None else Form.MOE_SHARED
         self.modules = (experts,) if shared is None else (experts, shared)
         self._name, self._experts, self._shared, self._count, self._group = name, experts, shared, count, group
         self._others = [rank for rank in range(group.size) if rank != group.rank]
-        edges = {self._range(chunk, count)[0] for count in chunks for chunk in range(count)}
-        self._ranges = list(pairwise([*sorted(edges), self._count]))
+        self.regroup(grain)
+        self._loads: deque[Load] = deque(maxlen=_LOADS)
+        self._like = torch.empty(0)  # rows as it has seen them
         self._transits: dict[int, Transit] = {}
         self._ledger = Ledger()
         for module in self.modules:
@@ -102,6 +110,30 @@ class ExpertExchange:
         yield from self._experts.named_parameters(prefix=f"{self._name}.experts")
         if self._shared is not None:
             yield from self._shared.named_parameters(prefix=f"{self._name}.shared")
+
+    @property
+    def most(self) -> int:
+        return self._count
+
+    def regroup(self, grain: Grain) -> None:
+        edges = {self._range(chunk, chunks)[0] for chunks in (grain.forward, grain.backward) for chunk in range(chunks)}
+        self._ranges = list(pairwise([*sorted(edges), self._count]))
+
+    def measure(self, lanes: Lanes) -> BlockCosts:
+        """With even loads, the mean of those seen lately; a chunk of the experts is charged for a launch, too."""
+        load = Load.mean([load for theirs in self._group.all_gather(list(self._loads)) for load in theirs])
+        with seeded(0), gradients_aside(self.modules):
+            exchange = Line.fit(self._time_exchange(load, lanes))
+            experts = self._time_experts(load, besides=handshake(lanes))
+            others = {} if self._shared is None else self._time_shared(load)
+        return BlockCosts(
+            exchange,
+            load.sent * self._bytes_per_row,
+            experts,
+            local=load.own / max(load.computed, 1.0),
+            counts=8.0 * self._group.size * self._count,
+            others=others,
+        )
 
     # A pass begins and ends.
 
@@ -158,6 +190,10 @@ class ExpertExchange:
         received = torch.empty_like(sent)
         self._all_to_all(received, sent, [], [])
         transit.received = received.tolist()
+        me, (own, coming) = self._group.rank, (list(map(sum, table)) for table in (transit.sent, transit.received))
+        tokens = 0 if transit.shared is None else len(transit.shared)
+        self._loads.append(Load(own[me], sum(coming) - coming[me], sum(own) - own[me], tokens))
+        self._like = transit.going[me][0].new_empty(0, transit.going[me][0].shape[1])
 
     @torch.no_grad()
     def _send(self, work: Work, rows: Rows, sizes: Counts, into: Rows, room: Counts) -> None:
@@ -219,6 +255,52 @@ class ExpertExchange:
         finally:
             self._ledger.pendings = None
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    # What they take, without a micro-batch.
+
+    @property
+    def _bytes_per_row(self) -> int:
+        return self._like.shape[1] * self._like.element_size()
+
+    def _time_exchange(self, load: Load, lanes: Lanes) -> dict[float, float]:
+        """Seconds of an all-to-all by the bytes that leave a rank."""
+        seconds: dict[float, float] = {}
+        for share in SHARES:
+            chunks = min(round(1 / share), self._count)
+            places = len(self._others) * len(range(*self._range(0, chunks)))
+            rows = max(round(max(load.sent, LEAST) * share / places), 1)
+            seconds[rows * places * self._bytes_per_row] = self._time_sending(rows, chunks, lanes)
+        return seconds
+
+    def _time_sending(self, rows: int, chunks: int, lanes: Lanes) -> float:
+        """Seconds of the first of so many chunks, in the lane's thread."""
+        work = Work(Action(0, Op.F, 0), Part.DISPATCH, 0, Op.F, 0, chunks)
+        sizes = [[rows] * self._count] * self._group.size
+        piece = self._like.new_zeros(rows, self._like.shape[1])
+        going, coming = ([[piece] * self._count for _ in sizes] for _ in range(2))
+        send = partial(self._send, work, going, sizes, coming, sizes)
+        launches = [lanes.launch(Lane.ALL_TO_ALL, send) for _ in range(REPEAT + 1)]
+        for launched in launches:
+            launched.wait()
+        return median(launched.end - launched.start for launched in launches[1:])
+
+    def _time_experts(self, load: Load, besides: float) -> dict[Op, Line]:
+        """By op, with what a chunk that other ranks wait for takes `besides`."""
+        computed = max(load.computed, LEAST)
+        seconds: dict[float, dict[Op, float]] = {}
+        for share in SHARES:
+            sizes = [max(round(share * computed / self._count), 1)] * self._count
+            ones = self._like.new_ones(sum(sizes), self._like.shape[1])
+            layer = partial(self._experts, sizes=sizes)
+            seconds[sum(sizes) / computed] = seconds_of(layer, ones, self._ledger)
+        lines = {op: Line.fit({share: run[op] for share, run in seconds.items()}) for op in (Op.F, Op.I, Op.W)}
+        return {op: line if op is Op.W else line._replace(fixed=line.fixed + besides) for op, line in lines.items()}
+
+    def _time_shared(self, load: Load) -> dict[tuple[Part, Op], float]:
+        assert self._shared is not None
+        seconds = seconds_of(self._shared, self._like.new_ones(round(load.tokens), self._like.shape[1]), self._ledger)
+        seconds[Op.B] = seconds[Op.I] + seconds[Op.W]
+        return {(Part.SHARED, op): taken for op, taken in seconds.items()}
 
     # Chunks, ranges, units.
 

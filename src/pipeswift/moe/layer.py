@@ -14,6 +14,7 @@ from pipeswift.moe.experts import Experts
 from pipeswift.moe.placement import Placement, contiguous, shuffled
 from pipeswift.moe.routed import Routed
 from pipeswift.moe.router import Choice, Router, Scoring, capacity
+from pipeswift.program import Grain
 from pipeswift.runtime.auxiliary import Auxiliary, Figures, attach
 from pipeswift.runtime.context import surroundings
 from pipeswift.runtime.exchange import Divided
@@ -190,15 +191,15 @@ class MoE(nn.Module):
         self.experts.keep(self.placement.held_by(rank))  # pyright: ignore[reportCallIssue]
         self.inlet.slot_of.copy_(torch.tensor(self.placement.slot_of))
 
-    def divide(self, name: str, group: Group, chunks: tuple[int, int]) -> Divided:
+    def divide(self, name: str, group: Group, grain: Grain) -> Divided:
         """The layer in three, of which the middle works over the ranks of `group`."""
-        if max(chunks) > self.placement.per_rank:
+        if (chunks := max(grain.forward, grain.backward)) > self.placement.per_rank:
             raise PipeSwiftError(
-                f"expert_chunks = {max(chunks)}, but layer {name} has {self.placement.per_rank} of its "
+                f"expert_chunks = {chunks}, but layer {name} has {self.placement.per_rank} of its "
                 f"{self.placement.experts} experts on each of {group.size} ranks, and chunks are groups of these: use "
                 f"{self.placement.per_rank} at most"
             )
-        middle = ExpertExchange(name, self.experts, self.shared, self.placement.per_rank, group, chunks)
+        middle = ExpertExchange(name, self.experts, self.shared, self.placement.per_rank, group, grain)
         return Divided(self.inlet, middle, self.outlet)
 
     def report(self, auxiliary: Auxiliary, name: str) -> None:

@@ -9,16 +9,18 @@ from pipeswift.program.arrange import arrange, merge
 from pipeswift.program.chunks import LOCAL, chunk
 from pipeswift.program.compile import Form, compile_action
 from pipeswift.program.costs import LINKS, BlockCosts, Line, Link, link_of
-from pipeswift.program.granularity import Choice, choose, formulas, rule_of_thumb
+from pipeswift.program.granularity import WHOLE, Choice, Grain, choose, formulas, rule_of_thumb
 from pipeswift.program.steps import Kind, Lane, Part, Program, Step, Work, issue
 from pipeswift.program.timeline import Seconds, Span, Timeline, bound, simulate
 
 __all__ = [
     "LINKS",
     "LOCAL",
+    "WHOLE",
     "BlockCosts",
     "Choice",
     "Form",
+    "Grain",
     "Kind",
     "Lane",
     "Line",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +91,18 @@ class BlockCosts:
     counts: float = 0.0
     others: Mapping[tuple[Part, Op], float] = field(default_factory=dict)
 
+    @classmethod
+    def mean(cls, costs: Sequence[BlockCosts]) -> BlockCosts:
+        """Of several ranks, or of blocks that are cut alike."""
+        return cls(
+            _mean_line([each.exchange for each in costs]),
+            fmean(each.sent for each in costs),
+            {op: _mean_line([each.experts[op] for each in costs]) for op in costs[0].experts},
+            fmean(each.local for each in costs),
+            fmean(each.counts for each in costs),
+            {part: fmean(each.others.get(part, 0.0) for each in costs) for part in costs[0].others},
+        )
+
     def __call__(self, work: Work) -> float:
         if work.lane is Lane.ALL_TO_ALL:
             return self.exchange(self.counts if work.part is Part.COUNTS else self.sent / work.chunks)
@@ -102,3 +115,7 @@ class BlockCosts:
         if work.op is Op.W:
             return 1 / work.chunks
         return self.local if work.chunk == LOCAL else (1 - self.local) / work.chunks
+
+
+def _mean_line(lines: Sequence[Line]) -> Line:
+    return Line(fmean(line.fixed for line in lines), fmean(line.each for line in lines))

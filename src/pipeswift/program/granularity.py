@@ -8,6 +8,7 @@ from math import ceil, floor, inf, sqrt
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op
+from pipeswift.program.arrange import arrange
 from pipeswift.program.chunks import chunk
 from pipeswift.program.costs import BlockCosts
 from pipeswift.program.steps import Part, Program
@@ -22,6 +23,26 @@ class Choice:
 
     chunks: int
     seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Grain:
+    """How the passes of a stage with experts are cut: chunks in a forward, and in a backward.
+
+    costs: what its works take, where that is known; the works are then in the order that it suggests.
+    """
+
+    forward: int = 1
+    backward: int = 1
+    costs: BlockCosts | None = None
+
+    def cut(self, program: Program, op: Op) -> Program:
+        """The program of a pass, given whole; its local tokens go first."""
+        pieces = chunk(program, self.forward if op is Op.F else self.backward, local_first=True)
+        return pieces if self.costs is None else arrange(pieces, self.costs)
+
+
+WHOLE = Grain()
 
 
 def choose(program: Program, costs: BlockCosts, *, most: int, chunks: int | None = None) -> Choice:

@@ -16,11 +16,12 @@ import pipeswift
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
+from pipeswift.program import WHOLE, Grain
 from pipeswift.runtime.asynchronous import Asynchronous, plan_of
 from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.context import building_for
-from pipeswift.runtime.cuts import Chunks, build_stage
+from pipeswift.runtime.cuts import build_stage
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.replication import equalise, experts_of
@@ -45,7 +46,7 @@ class Request:
     config: Mapping[str, object]
     weights: Policy | None = None
     updates_every: int | None = None
-    expert_chunks: Chunks = (1, 1)
+    grain: Grain | None = None  # None: to be found by measurement
 
     @property
     def policy(self) -> Policy:
@@ -94,7 +95,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         check_ties(ties, len(every_layer))
         ties = merged(ties)
         _refuse_ties_across_stages(schedule, layout, ties)
-        stages = _build(every_layer, layout, schedule, ties, request.seed, request.expert_chunks, peers)
+        stages = _build(every_layer, layout, schedule, ties, request.seed, request.grain or WHOLE, peers)
         if not schedule.flush:
             _refuse_hooks(stages)
         facts = _facts(schedule, layout, ties, request)
@@ -210,7 +211,7 @@ def _build(
     schedule: Schedule,
     ties: Ties,
     seed: int,
-    chunks: Chunks,
+    grain: Grain,
     peers: Peers,
 ) -> dict[int, Stage]:
     ranges = {}
@@ -225,7 +226,7 @@ def _build(
         for i, module in modules.items():
             warn_of_batch_statistics(module, i)
     return {
-        stage: build_stage(stage, {i: modules[i] for i in mine}, experts, chunks, peers.device)
+        stage: build_stage(stage, {i: modules[i] for i in mine}, experts, grain, peers.device)
         for stage, mine in ranges.items()
     }
 
@@ -256,6 +257,6 @@ def _facts(schedule: Schedule, layout: Sequence[int], ties: Ties, request: Reque
         "split": str(dict(sorted(request.split.items()))),
         "seed": str(request.seed),
         "weight versions": "none" if schedule.flush else f"{request.policy}, an update every {request.every}",
-        "chunks of experts": str(request.expert_chunks),
+        "chunks of experts": str(request.grain),
         **{f"setting {name}": repr(value) for name, value in request.config.items()},
     }

@@ -9,27 +9,30 @@ import torch
 from torch import nn
 
 from pipeswift.errors import PipeSwiftError
+from pipeswift.program import Grain
 from pipeswift.runtime.exchange import Exchange, divisible_parts
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.seeds import mix
 from pipeswift.runtime.stage import Named, Segment, Stage
 
-Chunks = tuple[int, int]  # of the experts of a rank, in a forward and in a backward
 
+def grain_of(setting: Any) -> Grain | None:
+    """The setting `expert_chunks`: a number for forward and backward, or a pair; None for "auto".
 
-def chunks_of(setting: Any) -> Chunks:
-    """The setting `expert_chunks`: one number for both, or a pair. Raises PipeSwiftError for anything else."""
+    Raises PipeSwiftError for anything else.
+    """
+    if setting == "auto":
+        return None
     pair = setting if isinstance(setting, tuple) else (setting, setting)
     if len(pair) == 2 and all(isinstance(number, int) and number >= 1 for number in pair):
-        return pair
+        return Grain(*pair)
     raise PipeSwiftError(
-        f"expert_chunks = {setting!r} is no number of chunks: use 1, or (2, 2), say, for forward and backward"
+        f"expert_chunks = {setting!r} is no number of chunks: use 1, or (2, 1), say, for forward and backward, "
+        'or "auto"'
     )
 
 
-def build_stage(
-    index: int, layers: Mapping[int, nn.Module], group: Group, chunks: Chunks, device: torch.device
-) -> Stage:
+def build_stage(index: int, layers: Mapping[int, nn.Module], group: Group, grain: Grain, device: torch.device) -> Stage:
     """A stage of these layers, by their number in the model. group: the ranks that share out experts."""
     members = [member for number, layer in layers.items() for member in _parts(number, layer)]
     found: list[tuple[str, Any]] = []
@@ -43,8 +46,8 @@ def build_stage(
                     f"{name!r}, where its all-to-alls cannot be scheduled: make the layer an nn.Sequential in which "
                     "the mixture of experts stands by itself"
                 )
-    segments, exchanges = _cut(members, group, chunks, device) if group.size > 1 else ([Segment(members, device)], [])
-    stage = Stage(index, layers, segments, exchanges)
+    segments, exchanges = _cut(members, group, grain, device) if group.size > 1 else ([Segment(members, device)], [])
+    stage = Stage(index, layers, segments, exchanges, grain)
     for name, part in found:
         part.report(stage.auxiliary, name)
     return stage
@@ -61,7 +64,7 @@ def _parts(number: int, layer: nn.Module) -> Iterator[Named]:
 
 
 def _cut(
-    members: Sequence[Named], group: Group, chunks: Chunks, device: torch.device
+    members: Sequence[Named], group: Group, grain: Grain, device: torch.device
 ) -> tuple[list[Segment], list[Exchange]]:
     segments, exchanges, gathered = [], [], []
     for member in members:
@@ -69,7 +72,7 @@ def _cut(
         if not getattr(layer, "divisible", False):
             gathered.append(member)
             continue
-        divided = layer.divide(member.name, group, chunks)
+        divided = layer.divide(member.name, group, grain)
         gathered.append(Named(f"{member.name}.inlet", member.number, divided.inlet))
         outlet = Named(f"{member.name}.outlet", member.number, divided.outlet)
         segments += Segment(gathered, device), Segment([outlet], device)

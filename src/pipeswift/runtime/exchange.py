@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from pipeswift.ir import Op
-from pipeswift.program import Form, Work
+from pipeswift.program import BlockCosts, Form, Grain, Work
 from pipeswift.runtime.auxiliary import Auxiliary
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.groups import Group
+from pipeswift.runtime.lanes import Lanes
 
 
 class Exchange(Protocol):
@@ -32,6 +33,19 @@ class Exchange(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
+    @property
+    def most(self) -> int:
+        """In how many chunks a pass can be."""
+        ...
+
+    def regroup(self, grain: Grain) -> None:
+        """From the next pass on they are cut so; none is under way."""
+        ...
+
+    def measure(self, lanes: Lanes) -> BlockCosts:
+        """What its works take with the loads that it has seen. Every rank of the group calls this, between passes."""
+        ...
+
 
 class Divided(NamedTuple):
     """A layer in three: the end of one segment, what lies between, and the start of the next."""
@@ -50,7 +64,7 @@ class Divisible(Protocol):
 
     def report(self, auxiliary: Auxiliary, name: str) -> None: ...
 
-    def divide(self, name: str, group: Group, chunks: tuple[int, int]) -> Divided: ...
+    def divide(self, name: str, group: Group, grain: Grain) -> Divided: ...
 
 
 def divisible_parts(layer: nn.Module) -> Iterable[tuple[str, Any]]:

@@ -13,7 +13,6 @@ from pipeswift.passes import weight_runs
 from pipeswift.policy import Ready, View
 from pipeswift.program import Lane
 from pipeswift.runtime.calls import Bound, Calls, Job, Pass, join
-from pipeswift.runtime.cuts import Chunks
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.loom import Key, Loom, key_of
@@ -37,7 +36,6 @@ class Executor:
         grad_ready: Callable[[Stage], None],
         progress: Progress,
         lanes: Lanes,
-        expert_chunks: Chunks,
         experts: Group,
         batched_weight_gradients: bool = False,
     ):
@@ -53,7 +51,7 @@ class Executor:
                 stage.prepare_split()
         together = _by_last(weight_runs(schedule.orders[rank])) if batched_weight_gradients else None
         self._calls = Calls(schedule, stages, wiring, lanes, together)
-        self._loom = Loom(schedule, rank, stages, expert_chunks, experts)
+        self._loom = Loom(schedule, rank, stages, experts)
         self._bound = self._bind()
         self._spans = self._count_spans()
         self._recorder = Recorder(rank, schedule.num_ranks, 0)

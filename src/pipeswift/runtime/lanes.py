@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+from statistics import median
 from threading import Event, Thread
 from typing import Any
 
@@ -11,6 +12,7 @@ from pipeswift.program import Kind, Lane, Program, Span, Timeline, Work
 from pipeswift.runtime.recorder import clock
 
 Call = Callable[[], Any]
+_HANDSHAKES = 15
 
 
 class Launched:
@@ -103,6 +105,20 @@ class Lanes:
             thread.join()
         self._queues.clear()
         self._threads.clear()
+
+
+def handshake(lanes: Lanes) -> float:
+    """Seconds that a launch costs besides its work, the host waiting for it: both threads have to wake. A median."""
+    seconds = []
+    for _ in range(_HANDSHAKES):
+        start = clock()
+        lanes.launch(Lane.ALL_TO_ALL, _nothing).wait()
+        seconds.append(clock() - start)
+    return median(seconds)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _serve(queue: SimpleQueue[Launched | None]) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from pipeswift.ir import Action, Op, Overlap, Schedule, parts
-from pipeswift.program import Lane, Part, Program, Work, chunk, compile_action, merge
+from pipeswift.program import Lane, Part, Program, Work, compile_action, merge
 from pipeswift.runtime.calls import Bound
-from pipeswift.runtime.cuts import Chunks
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.recorder import Recorder
 from pipeswift.runtime.stage import Stage
@@ -24,13 +23,12 @@ class Loom:
 
     In a program an action's micro-batch is the number of its pass, 0 or 1. Pairs are woven if a stage of theirs has
     all-to-alls to hide. The first ones are woven on nominal costs; see `learn`.
-    chunks: of experts, in a forward and in a backward. experts: the ranks that share them out, which run the same
-    programs at the same time.
+    experts: the ranks that share them out, which run the same programs at the same time.
     Raises InvalidSchedule, on all of these, when their collectives would come in different orders.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, stages: Mapping[int, Stage], chunks: Chunks, experts: Group):
-        self._stages, self._last, self._chunks, self._experts = stages, schedule.num_stages - 1, chunks, experts
+    def __init__(self, schedule: Schedule, rank: int, stages: Mapping[int, Stage], experts: Group):
+        self._stages, self._last, self._experts = stages, schedule.num_stages - 1, experts
         self._name, self._order = schedule.name, schedule.orders[rank]
         self._pairs = {key_of(bundle) for entry in self._order for bundle in self.bundles(entry) if len(bundle) > 1}
         ops = {op for order in schedule.orders for op in map(Op, set(order.rows[:, 1].tolist()))}
@@ -77,7 +75,7 @@ class Loom:
         takes, sends = (upstream, downstream) if op is Op.F else (downstream, upstream)
         program = compile_action(action, layout=self._stages[stage].forms, takes=takes, sends=sends)
         if self._stages[stage].exchanges and op is not Op.W:
-            program = chunk(program, self._chunks[op is not Op.F], local_first=True)
+            program = self._stages[stage].grain.cut(program, op)
         return program
 
     def _cost(self, work: Work) -> float:

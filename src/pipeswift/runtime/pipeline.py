@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Schedule
 from pipeswift.policy import Policy
+from pipeswift.program import Grain
 from pipeswift.runtime.announcement import Announcement
 from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
 from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
@@ -23,8 +24,9 @@ from pipeswift.runtime.batch import (
 )
 from pipeswift.runtime.calls import Job
 from pipeswift.runtime.copies import Copies
-from pipeswift.runtime.cuts import Chunks, chunks_of
+from pipeswift.runtime.cuts import grain_of
 from pipeswift.runtime.executor import Executor
+from pipeswift.runtime.granularity import Granularity
 from pipeswift.runtime.jobs import Jobs
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.layers import Layer
@@ -67,7 +69,9 @@ class Pipeline:
     split: for keyword arguments, the dimension to cut along, or None to give it whole to every micro-batch.
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
     expert_chunks: how many groups a rank's experts are cut into, so that all-to-alls of one hide behind the compute of
-        another; for forward and backward, or one number for both. For layers whose experts ranks of the mesh share.
+        another; for forward and backward, or one number for both. "auto": one in the first step, at whose end ranks
+        measure all-to-alls and experts for a moment, and then what that suggests (`grains`). For layers whose experts
+        ranks of the mesh share.
     batched_weight_gradients: where W of one stage follow each other in the schedule, the last of them does the work of
         all, each weight's in one product. The gradients are then equal within rounding, not bit for bit.
     weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
@@ -106,7 +110,7 @@ class Pipeline:
         updates_every: int | None = None,
         policy: str | Callable[[Schedule], Policy] = "follow",
         in_flight: int | None = None,
-        expert_chunks: int | Chunks = 1,
+        expert_chunks: int | tuple[int, int] | Literal["auto"] = "auto",
         cost_of: Callable[[Any], float] | None = None,
         config: Mapping[str, object] | None = None,
         bucket: int = 1 << 22,
@@ -138,7 +142,7 @@ class Pipeline:
             settings,
             weights,
             updates_every,
-            chunks_of(expert_chunks),
+            grain_of(expert_chunks),
         )
         self._assembly = self._assemble(layers)
         self._jobs = Jobs(self._peers, self._progress, self._assembly, loss, split or {}, seed, dynamic_shapes, cost_of)
@@ -146,6 +150,7 @@ class Pipeline:
         self._asynchronous = self._assembly.asynchronous
         order = done_order(self.schedule, self.rank)
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
+        self._granularity = Granularity(self._peers, self.stages, self.schedule, self._request.grain)
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._steering.check(self.schedule)
         self._lanes = lanes = Lanes()
@@ -183,6 +188,11 @@ class Pipeline:
     def layout(self) -> tuple[int, ...]:
         """Layers per stage."""
         return self._assembly.layout
+
+    @property
+    def grains(self) -> Mapping[int, Grain]:
+        """By stage, of all ranks of this pipeline: in how many chunks its experts are, where ranks share these out."""
+        return self._granularity.grains
 
     @property
     def stages(self) -> Mapping[int, Stage]:
@@ -254,6 +264,10 @@ class Pipeline:
             if self._steering.learns_from(executor.schedule):
                 with self._progress.joining("their times"):
                     self._steering.learn(executor.schedule, result.trace)
+            if self._granularity.due:
+                with self._progress.joining("what experts cost"):
+                    self._granularity.measure(self._lanes)
+                self._drop_executors()
             return result
 
     def evaluate(
@@ -338,9 +352,7 @@ class Pipeline:
         self._lanes.close()
         if self._watchdog:
             self._watchdog.close()
-        for executor in self._executors.values():
-            executor.close()
-        self._executors.clear()
+        self._drop_executors()
         self._closed = True
 
     # Inside.
@@ -372,10 +384,14 @@ class Pipeline:
                 progress=self._progress,
                 batched_weight_gradients=self._batched,
                 lanes=self._lanes,
-                expert_chunks=self._request.expert_chunks,
                 experts=self._peers.replicas.experts,
             )
         return self._executors[training, count]
+
+    def _drop_executors(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
+        self._executors.clear()
 
     def _schedule_for(self, training: bool, count: int) -> Schedule:
         if not training:
@@ -424,6 +440,7 @@ class Pipeline:
         table = blank_table(executor.schedule.num_microbatches * self.num_replicas)
         announced = Announcement(self._peers, self._last_stage_ranks, like=table) if losses == "all" else None
         recorder = executor.run(job, self._steering.helm(executor.schedule))
+        recorder.info = self._granularity.info()
         if training and self._asynchronous:
             self._asynchronous.record(recorder, self.rank)
         if job.loss is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Mapping
 from time import perf_counter
 
 import numpy as np
@@ -23,6 +24,7 @@ class Recorder:
         self._times = array("d", bytes(16 * spans))  # start, end, start, end, ...
         self._actions: list[Action] = []
         self.counters: tuple[Counter, ...] = ()
+        self.info: Mapping[str, object] = {}
         self._lanes = array("i", bytes(4 * spans))
 
     def span(self, action: Action, start: float, end: float, lane: int = COMPUTE) -> None:
@@ -63,6 +65,7 @@ class Recorder:
             lane=np.array(self._lanes[:count], dtype=np.int32)[order],
             counters=self.counters,
             name=name,
+            info=self.info,
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipeswift.ir import Op
-from pipeswift.program import Form
+from pipeswift.program import WHOLE, Form, Grain
 from pipeswift.runtime.auxiliary import Auxiliary
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
@@ -100,7 +100,7 @@ class Stage:
     """Stage `index` of the pipeline: its segments and what is in flight on it.
 
     layers: by their index in the whole model. exchanges: number s lies between segments 2 s and 2 s + 1; to the stage's
-        programs the three are one MoE segment, s.
+        programs the three are one MoE segment, s. grain: in how many chunks these segments are.
     tail: what the last stage does with the model's output, (micro-batch, output) -> loss; part of its last segment.
     shelf: the versions of its weights, where it runs on others than the layers' own.
     auxiliary: where its layers tell of losses and figures of their own.
@@ -112,11 +112,13 @@ class Stage:
         layers: Mapping[int, nn.Module],
         segments: Sequence[Segment],
         exchanges: Sequence[Exchange] = (),
+        grain: Grain = WHOLE,
     ):
         self.index = index
         self._layers = layers
         self.segments = tuple(segments)
         self.exchanges = tuple(exchanges)
+        self.grain = grain
         self.auxiliary = Auxiliary()
         self.tail: Callable[[int, Any], Any] | None = None
         self.shelf: Shelf | None = None
@@ -132,6 +134,12 @@ class Stage:
             self.ledger = Ledger()
             # One list, so that what layers share is prepared once; exchanges split theirs anyway.
             attach(nn.ModuleList(layer for segment in self.segments for layer in segment.layers), self.ledger)
+
+    def regroup(self, grain: Grain) -> None:
+        """Between steps: from the next pass on its experts are cut so."""
+        self.grain = grain
+        for exchange in self.exchanges:
+            exchange.regroup(grain)
 
     def bind(self, op: Op, microbatch: int) -> None:
         """Before every pass: from here to the next one the layers run on the weights that this pass uses."""
