@@ -59,6 +59,7 @@ CASES = [
     Case((1, 2), 2, "vertical"),
     Case((2, 2), 2),
     Case((3, 1), 3),
+    Case((1, 2, 1), 2),
     Case((2, 2), 4, "vertical"),
     Case((2, 2), 4, "2bw"),
 ]

@@ -101,9 +101,7 @@ class TestDeadlock:
         rows = "0F0 0B0 0F2 0B2", "0F1 0F3 0B1 0B3", "1F0 1B0 1F2 1F1 1B1 1F3 1B2 1B3"
         order = written(*rows, routes=((0, 2), (1, 2)))
         run(order, Costs.uniform(2))
-        with pytest.raises(
-            Deadlock, match="cannot start 0F2: other ranks of a stage have not come to sum"
-        ):
+        with pytest.raises(Deadlock, match="cannot start 0F2: other ranks of a stage have not come to sum"):
             run(order, Costs.uniform(2), updates_every=2)
 
     def test_of_a_schedule_that_is_followed(self):
