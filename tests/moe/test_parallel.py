@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pipeswift.errors import PipeSwiftError
 from pipeswift.moe import MoE
 from pipeswift.runtime import Pipeline, init_mesh
-from pipeswift.trace import ALL_TO_ALL
+from pipeswift.trace import ALL_TO_ALL, Counter
 from tests.moe.models import Settings, builders, expert_block, plain_loop
 from tests.procs import CaseFailed, Pool
 from tests.runtime.models import Embed, Head, batch, token_loss
@@ -52,6 +52,7 @@ class Trained(NamedTuple):
     norm: float
     figures: dict[str, Any]
     lanes: list[int]
+    counters: tuple[Counter, ...]
 
 
 def train(rank: int, world: int, pp: int, ep: int, case: Case) -> Trained:
@@ -74,7 +75,7 @@ def train(rank: int, world: int, pp: int, ep: int, case: Case) -> Trained:
     exchanges: list[Any] = [exchange for stage in pipe.stages.values() for exchange in stage.exchanges]
     assert not any(exchange._transits for exchange in exchanges), "a micro-batch's rows outlive it"
     pipe.close()
-    return Trained(result.losses, gradients, norm, figures, result.trace.lane.tolist())
+    return Trained(result.losses, gradients, norm, figures, result.trace.lane.tolist(), result.trace.counters)
 
 
 def replica_batch(replica: int) -> tuple[Tensor, Tensor]:
@@ -139,6 +140,9 @@ def test_chunks_may_be_found_by_measurement(procs: Pool, schedule: str):
 def test_all_tokens_on_one_expert_are_counted_there(procs: Pool):
     case = CASES[5]
     for trained in procs.run(train, 2, 2, case, world=4):
+        loads = {counter.name.partition(": ")[2]: counter.value.tolist() for counter in trained.counters}
+        own = 2 * 3  # samples x length of a micro-batch of one replica
+        assert loads == {f"rows {expert}": [own * (expert == 2)] * MICROBATCHES for expert in range(4)}
         for figures in trained.figures.values():
             rows = figures.sums["rows"].tolist()
             assert rows[2] == sum(rows) == 2 * 2 * MICROBATCHES * 3, "replicas x samples x length"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pipeswift.runtime.peers import Peers
+from pipeswift.runtime.recorder import clock
+from pipeswift.trace import Counter
 
 
 class Figures(NamedTuple):
@@ -16,6 +19,14 @@ class Figures(NamedTuple):
 
     sums: Mapping[str, Tensor]
     means: Mapping[str, Tensor]
+
+
+class Told(NamedTuple):
+    """Figures of one micro-batch. moment: by `recorder.clock`."""
+
+    weight: float
+    figures: Figures
+    moment: float
 
 
 class Auxiliary:
@@ -29,7 +40,7 @@ class Auxiliary:
         self.losses = False
         self.weight = 0.0
         self._microbatch: int | None = None  # None: in a backward, which may run a forward again
-        self._told: dict[str, dict[int, tuple[float, Figures]]] = {}
+        self._told: dict[str, dict[int, Told]] = {}
 
     def during_forward(self, microbatch: int, weight: float) -> None:
         self._microbatch, self.weight = microbatch, weight
@@ -40,12 +51,25 @@ class Auxiliary:
     def tell(self, layer: str, figures: Figures) -> None:
         """Files a layer's figures of one micro-batch; what a forward tells when it is run again is not filed."""
         if self._microbatch is not None:
-            self._told.setdefault(layer, {})[self._microbatch] = self.weight, figures
+            self._told.setdefault(layer, {})[self._microbatch] = Told(self.weight, figures, clock())
 
     def collect(self) -> dict[str, Figures]:
         """By layer, over the micro-batches since the last call, in their order."""
         told, self._told = self._told, {}
-        return {layer: together([seen[i] for i in sorted(seen)]) for layer, seen in told.items()}
+        return {layer: together([seen[i][:2] for i in sorted(seen)]) for layer, seen in told.items()}
+
+    def counters(self, rank: int) -> Iterator[Counter]:
+        """How each sum of several numbers has come about since the last `collect`, a counter for every number.
+
+        "1.1: rows 3" is number 3, an expert's, of "rows" in layer 1.1: that of the micro-batch told of last.
+        """
+        for layer, seen in self._told.items():
+            told = sorted(seen.values(), key=lambda one: one.moment)
+            moments = np.array([one.moment for one in told])
+            for name in (name for name, numbers in told[0].figures.sums.items() if numbers.ndim):
+                values = torch.stack([one.figures.sums[name] for one in told]).cpu().numpy()
+                for index, column in enumerate(values.T):
+                    yield Counter(f"{layer}: {name} {index}", rank, moments, column)
 
 
 def together(figures: Sequence[tuple[float, Figures]]) -> Figures:

@@ -443,6 +443,8 @@ class Pipeline:
         recorder.info = self._granularity.info()
         if training and self._asynchronous:
             self._asynchronous.record(recorder, self.rank)
+        told = [counter for stage in self.stages.values() for counter in stage.auxiliary.counters(self.rank)]
+        recorder.counters = (*recorder.counters, *told)
         if job.loss is not None:
             mine = job.loss.table()
             rows = range(len(mine)) if job.order is None else job.order

@@ -33,6 +33,15 @@ def _partition(value: Any) -> Any:
 Partition = Annotated[str | Annotated[tuple[int, ...], Field(strict=False)], BeforeValidator(_partition)]
 
 
+def _expert_chunks(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value > 0):
+        return value
+    raise ValueError('should be "auto", or a number of chunks, such as 2')
+
+
+ExpertChunks = Annotated[int | Literal["auto"], BeforeValidator(_expert_chunks)]
+
+
 class ConfigError(PipeSwiftError):
     """A settings file that cannot be read, or settings that do not fit."""
 
@@ -121,7 +130,7 @@ class Train(Section):
 class Pipeline(Section):
     """pp: ranks of a pipeline. dp: its replicas, which share every batch; a run has pp x dp processes.
     ep: neighbouring replicas that share out a model's experts. expert_chunks: groups of a rank's experts, so that
-    sending tokens of one hides behind the compute of another.
+    sending tokens of one hides behind the compute of another; "auto" finds, after the first step, how many pay.
 
     chunks: stages per rank, for schedules with a choice. threads: of each rank.
     partition: "profile" cuts the model so that the slowest stage is as fast as can be, by times that rank 0 measures
@@ -136,7 +145,7 @@ class Pipeline(Section):
     pp: PositiveInt = 4
     dp: PositiveInt = 1
     ep: PositiveInt = 1
-    expert_chunks: PositiveInt = 1
+    expert_chunks: ExpertChunks = "auto"
     schedule: str = "1f1b"
     chunks: PositiveInt | None = None
     partition: Partition = "profile"
@@ -292,9 +301,10 @@ def _check_experts(model: Model, pipeline: Pipeline) -> None:
         )
     if model.experts and model.top_k > model.experts:
         raise ConfigError(f"model.top_k = {model.top_k} is above model.experts = {model.experts}. Use model.top_k = 1.")
-    if model.experts and pipeline.expert_chunks > (held := model.experts // pipeline.ep):
+    chunks, held = pipeline.expert_chunks, model.experts // pipeline.ep
+    if model.experts and chunks != "auto" and chunks > held:
         raise ConfigError(
-            f"pipeline.expert_chunks = {pipeline.expert_chunks} are groups of the {held} experts that a rank holds "
+            f"pipeline.expert_chunks = {chunks} are groups of the {held} experts that a rank holds "
             f"(model.experts / pipeline.ep). Use pipeline.expert_chunks = {held} at most."
         )
     if pipeline.ep > 1 and pipeline.policy != "follow":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pipeswift.ir import Op
 from pipeswift.policy.diary import tally
+from pipeswift.program import BlockCosts, Grain
 from pipeswift.report import summarize
 from pipeswift.report.straggler import straggler
 from pipeswift.report.table import facts
@@ -103,7 +106,7 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
     console.print("A late step of median length:")
     console.print(facts({title: summarize(comparison.schedule, trace) for title, trace in both.items()}))
     console.print(f"The step took {comparison.error:+.1%} against the replay of the durations measured in it.")
-    for line in _decisions(outcome):
+    for line in chain(_decisions(outcome), _grains(outcome.grains)):
         console.print(line)
     if (slow := straggler(outcome.late_steps)) is not None:
         console.print(str(slow))
@@ -130,6 +133,21 @@ def _decisions(outcome: Outcome) -> Iterator[str]:
     if depths:
         deepest = " ".join(str(int(counter.value.max(initial=0))) for counter in depths)
         yield f"At most so many micro-batches waited on each rank: {deepest}."
+
+
+def _grains(grains: Mapping[int, Grain]) -> Iterator[str]:
+    """In how many chunks experts were, and from which costs, averaged over stages, if they were measured."""
+    if not grains:
+        return
+    shown = ", ".join(f"{grain.forward}/{grain.backward}" for grain in list(grains.values())[:_SHOWN_RANKS])
+    yield f"Chunks of a rank's experts, forward/backward, by stage: {shown}."
+    if costs := [grain.costs for grain in grains.values() if grain.costs is not None]:
+        mean = BlockCosts.mean(costs)
+        exchange, forward = mean.exchange, mean.experts[Op.F]
+        yield (
+            f"Measured: an all-to-all takes {1e3 * exchange.fixed:.2f} ms + {1e3 * mean.sent * exchange.each:.2f} ms "
+            f"for {mean.sent / 1e6:.2f} MB, experts {1e3 * forward.fixed:.2f} ms a chunk + {1e3 * forward.each:.2f} ms."
+        )
 
 
 def _count(number: int, noun: str) -> str:

@@ -69,6 +69,8 @@ def _fresh(wanted: Path) -> Path:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return "; ".join(" ".join(map(str, numbers)) for numbers in value)
     if isinstance(value, tuple):
         return " ".join(f"{share:.3f}" for share in value)
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -60,6 +60,7 @@ def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row],
         held_out=held_out,
         tokens_per_second=config.train.batch * config.model.context / statistics.median(durations),
         seconds=seconds,
+        grains=pipe.grains,
         cores=cores(),
         ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", pipe.num_ranks * pipe.num_replicas)),
         threads=config.pipeline.threads,
@@ -92,9 +93,10 @@ def expert_figures(pipe: Pipeline, result: Result | None) -> dict[str, Any]:
     if result is None:
         return {}
     layers = pipe.gather_figures(result).values()
-    rows = [layer.sums["rows"].double() for layer in layers]
+    rows = [layer.sums["rows"] for layer in layers]
     return {
-        "expert_load": tuple((counts.max() / counts.mean()).item() for counts in rows),
+        "expert_load": tuple((counts.max() / counts.double().mean()).item() for counts in rows),
+        "expert_rows": tuple(tuple(counts.tolist()) for counts in rows),
         "dropped": sum(int(layer.sums["dropped"]) for layer in layers),
         "balance": statistics.fmean(layer.means["balance"].item() for layer in layers),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeswift.ir import Schedule
+from pipeswift.program import Grain
 from pipeswift.trace import Trace
 from pipeswift.train.cut import Cut
 
@@ -26,8 +28,9 @@ class Step:
     """One optimizer step. gradient_norm: before clipping. seconds: from its first flush to its last weight.
 
     utilization: for each rank, the share of the last flush that it spent in passes.
-    expert_load: for each mixture of experts, in the last flush, what the busiest expert was chosen for over an even
-        share. dropped: how many choices found no room. balance: mean load-balance loss. For dense models, nothing.
+    expert_rows: for each mixture of experts, in the last flush, how many choices fell on each expert; expert_load: on
+        the busiest, over an even share. dropped: how many choices found no room. balance: mean load-balance loss. For
+        dense models, nothing.
     """
 
     loss: float
@@ -37,6 +40,7 @@ class Step:
     tokens_per_second: float
     utilization: tuple[float, ...]
     expert_load: tuple[float, ...] = ()
+    expert_rows: tuple[tuple[int, ...], ...] = ()
     dropped: int = 0
     balance: float | None = None
 
@@ -46,7 +50,8 @@ class Outcome:
     """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps.
 
     first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
-    evaluations included. cores: of this machine, shared by `ranks_here` ranks of `threads` threads each.
+    evaluations included. grains: by stage, in how many chunks experts were, where ranks shared these out. cores: of
+    this machine, shared by `ranks_here` ranks of `threads` threads each.
     """
 
     schedule: Schedule
@@ -56,6 +61,7 @@ class Outcome:
     held_out: float
     tokens_per_second: float
     seconds: float
+    grains: Mapping[int, Grain]
     cores: int
     ranks_here: int
     threads: int
