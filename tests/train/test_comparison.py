@@ -1,10 +1,13 @@
 """A prediction is the replay of what was measured, so a simulated run predicts itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from pipeswift import schedules
+from pipeswift import schedules, simulate
 from pipeswift.cost import Costs
+from pipeswift.ir import Op
 from pipeswift.simulate import replay
 from pipeswift.trace import makespan
 from pipeswift.train.comparison import compare
@@ -31,3 +34,12 @@ def test_what_messages_and_gaps_take_is_the_error():
 def test_the_step_of_median_length_is_chosen():
     steps = [run(slowdown) for slowdown in (3.0, 1.0, 2.0)]
     assert makespan(compare(SCHEDULE, steps).measured) == makespan(run(2.0))
+
+
+def test_copies_that_wait_for_each_other_are_predicted_too():
+    order = schedules.pipedream(3, 4, (2, 1))
+    seconds = np.ones((4, 2, 4))
+    seconds[Op.B, 0, 1:3] = 6.0
+    measured = simulate.run(order, replace(Costs.uniform(2), seconds=seconds), updates_every=2)
+    assert compare(order, [measured], updates_every=2).error == 0
+    assert compare(order, [measured]).error > 0

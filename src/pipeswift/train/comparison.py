@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeswift.cost import activations
 from pipeswift.ir import Schedule
-from pipeswift.simulate import measured_costs, replay
+from pipeswift.simulate import measured_costs, run
 from pipeswift.trace import COMPUTE, Trace, makespan
 
 
@@ -40,10 +40,13 @@ class Comparison:
         return _passes(self.measured)
 
 
-def compare(schedule: Schedule, steps: Sequence[Trace]) -> Comparison:
-    """The comparison of the step of median length among the measured `steps` (the upper one of two)."""
+def compare(schedule: Schedule, steps: Sequence[Trace], updates_every: int | None = None) -> Comparison:
+    """The comparison of the step of median length among the measured `steps` (the upper one of two).
+
+    updates_every: without flush, micro-batches per update, for which ranks of one stage wait for each other.
+    """
     measured = sorted(steps, key=lambda step: makespan(_passes(step)))[len(steps) // 2]
-    predicted = replay(schedule, measured_costs(schedule, measured))
+    predicted = run(schedule, measured_costs(schedule, measured), updates_every=updates_every)
     return Comparison(schedule, replace(predicted, name="predicted"), replace(measured, name="measured"))
 
 

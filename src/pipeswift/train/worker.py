@@ -37,6 +37,7 @@ def _lead(config: Config) -> None:
             view.show(row)
 
         outcome = train(config, on_cut=folder.record, on_row=report)
-    comparison = compare(outcome.schedule, outcome.late_steps)
+    every = None if outcome.schedule.flush else config.pipeline.updates_every or 1
+    comparison = compare(outcome.schedule, outcome.late_steps, every)
     folder.finish(comparison)
     close(outcome, comparison, folder.path)
