@@ -259,7 +259,7 @@ def refused(rank: int, world: int) -> list[str]:
 def test_what_replicas_cannot_do_is_refused_on_all(procs: Pool):
     got = procs.run(refused, world=2)
     assert got[0] == got[1]
-    assert got[0][0] == "bucket = 0 is no whole number from 1: use 4194304 numbers, say"
+    assert got[0][0] == "rank 0: bucket = 0 is no whole number from 1: use 4194304 numbers, say"
     assert "pipedream updates weights inside a step, where dp = 2 replicas do not reduce their gradients" in got[0][1]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -214,21 +216,43 @@ def test_inputs_and_targets_of_different_sizes_are_refused_on_every_rank(procs: 
     assert [text.partition(":")[0] for text in procs.run(unlike, world=2)] == [says, says]
 
 
-def disagree(rank: int, world: int, what: str) -> str:
-    settings = dict(schedule="1f1b", microbatches=4, seed=0)
-    if rank == 1:
-        settings |= {"schedule": dict(schedule="gpipe"), "seed": dict(seed=7), "error": dict(microbatches=0)}[what]
-    try:
+def disagree(rank: int, world: int, odd: dict[str, Any]) -> tuple[str, list[str]]:
+    """Rank 1 has a setting that others have not: (what it comes to, names of threads that stay)."""
+    before = set(threading.enumerate())
+    settings: dict[str, Any] = dict(schedule="1f1b", microbatches=4) | (odd if rank == 1 else {})
+    with pytest.raises(PipeSwiftError) as error:
         Pipeline(builders(4), loss=token_loss, mesh=init_mesh(pp=world), **settings)
-    except PipeSwiftError as error:
-        return str(error)
-    return "no error"
+    return str(error.value), [thread.name for thread in threading.enumerate() if thread not in before]
 
 
 @pytest.mark.parametrize(
-    ("what", "says"), [("schedule", "rank 1 has gpipe"), ("seed", "rank 1 has 7"), ("error", "rank 1: ")]
+    ("odd", "says"),
+    [
+        (dict(schedule="gpipe"), "rank 1 has gpipe"),
+        (dict(seed=7), "rank 1 has 7"),
+        (dict(microbatches=0), "rank 1: "),
+        # Of different buckets the transport made an end of the process, in a step.
+        (dict(bucket=16), "ranks disagree on the bucket: rank 0 has 4194304, rank 1 has 16"),
+        # These were raised on one rank alone, and left its watchdog at work.
+        (dict(bucket=0), "rank 1: bucket = 0 is no whole number from 1"),
+        (dict(policy="slow"), "rank 1: policy = 'slow' is neither of follow, swift"),
+        (dict(in_flight=0, policy="swift"), "rank 1: in_flight = 0 is no whole number from 1"),
+        (dict(expert_chunks=0), "rank 1: expert_chunks = 0 is no number of chunks"),
+        # These were errors of Python's, which named no setting.
+        (dict(split=3), "rank 1: split = 3 is no dict"),
+        (dict(tie=3), "rank 1: tie = 3 is no list of groups"),
+        (dict(watchdog="soon"), "watchdog = 'soon' is no number of seconds above 0"),
+    ],
 )
-def test_ranks_that_disagree_all_say_so(procs: Pool, what: str, says: str):
-    texts = procs.run(disagree, what, world=3)
-    assert texts[0] == texts[1] == texts[2]
-    assert says in texts[0]
+def test_ranks_that_disagree_all_say_so(procs: Pool, odd: dict[str, Any], says: str):
+    (text, left), *others = procs.run(disagree, odd, world=3)
+    assert others == [(text, left)] * 2
+    assert says in text
+    assert not left
+
+
+@pytest.mark.parametrize("cost", [float("nan"), None, 1j, "much"])
+def test_a_cost_that_is_no_number_is_named(cost: Any):
+    # By a cost that was not a number they entered in some order; others were errors of Python's.
+    with pytest.raises(PipeSwiftError, match=r"cost_of gives .* for micro-batch 0: have it return a number"):
+        alone(cost_of=lambda inputs: cost).step(*batch(8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ from pipeswift.runtime.asynchronous import Asynchronous, plan_of
 from pipeswift.runtime.batch import Rules, check_rules
 from pipeswift.runtime.channel import POOL
 from pipeswift.runtime.context import building_for
-from pipeswift.runtime.cuts import build_stage
+from pipeswift.runtime.cuts import build_stage, grain_of
 from pipeswift.runtime.layers import Layer, check_layout, even_layout, layers_of, materialise, warn_of_batch_statistics
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.replication import equalise, experts_of
@@ -34,7 +34,7 @@ from pipeswift.versions import Policy
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller of `Pipeline` asked for."""
+    """What the caller of `Pipeline` asked for. accepts: raises PipeSwiftError for a schedule that will not do."""
 
     schedule: str | Path | Schedule
     microbatches: int | None
@@ -46,7 +46,9 @@ class Request:
     config: Mapping[str, object]
     weights: Policy | None = None
     updates_every: int | None = None
-    grain: Grain | None = None  # None: to be found by measurement
+    expert_chunks: int | tuple[int, int] | str = 1
+    bucket: int = 1 << 22
+    accepts: Callable[[Schedule], None] = lambda schedule: None
 
     @property
     def policy(self) -> Policy:
@@ -55,6 +57,11 @@ class Request:
     @property
     def every(self) -> int:
         return 1 if self.updates_every is None else self.updates_every
+
+    @property
+    def grain(self) -> Grain | None:
+        """None: to be found by measurement. Raises PipeSwiftError when `expert_chunks` says nothing of the kind."""
+        return grain_of(self.expert_chunks)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ def assemble(layers: nn.Module | Sequence[Layer], request: Request, peers: Peers
         _check_kinds(request)
         schedule = resolve(request.schedule, peers.size, request.microbatches, request.chunks)
         check(schedule, receive_pool=POOL)
+        request.accepts(schedule)
         _check_updates(schedule, request, peers.replicas.size)
         every_layer = layers_of(layers)
         layout = _layout(request.layout, len(every_layer), schedule.num_stages)
@@ -134,6 +142,15 @@ def _check_kinds(request: Request) -> None:
         raise PipeSwiftError(
             f"schedule = {request.schedule!r} is no schedule: give a name such as '1f1b', a Schedule, or a file's path"
         )
+    if not isinstance(request.split, Mapping):
+        raise PipeSwiftError(
+            f'split = {request.split!r} is no dict: give the dimension of each argument, {{"mask": 0}}'
+        )
+    if not isinstance(request.tie, Sequence):
+        raise PipeSwiftError(f'tie = {request.tie!r} is no list of groups: use [("0.weight", "5.weight")], say')
+    if not isinstance(request.bucket, int) or request.bucket < 1:
+        raise PipeSwiftError(f"bucket = {request.bucket!r} is no whole number from 1: use {1 << 22} numbers, say")
+    grain_of(request.expert_chunks)
 
 
 def _check_updates(schedule: Schedule, request: Request, replicas: int) -> None:
@@ -258,5 +275,6 @@ def _facts(schedule: Schedule, layout: Sequence[int], ties: Ties, request: Reque
         "seed": str(request.seed),
         "weight versions": "none" if schedule.flush else f"{request.policy}, an update every {request.every}",
         "chunks of experts": str(request.grain),
+        "bucket": str(request.bucket),
         **{f"setting {name}": repr(value) for name, value in request.config.items()},
     }

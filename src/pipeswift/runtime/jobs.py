@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
 from pipeswift.errors import PipeSwiftError
@@ -87,7 +88,7 @@ class Jobs:
         """In which order micro-batches enter, the same on all ranks. parts: of the inputs, where this rank has them."""
         if self.cost_of is None:
             return None
-        mine = source_order([float(self.cost_of(part.value)) for part in parts])
+        mine = source_order([_cost(self.cost_of(part.value), number) for number, part in enumerate(parts)])
         with self.progress.joining("the order of micro-batches"):
             return next(filter(None, self.peers.all_gather(mine)))
 
@@ -95,6 +96,16 @@ class Jobs:
         """(samples on replicas before this one, samples on all)."""
         with self.progress.joining("the replicas' numbers of samples"):
             return self.peers.replicas.place(samples_in(parts))
+
+
+def _cost(found: Any, microbatch: int) -> float:
+    try:
+        cost = float(found)
+    except (TypeError, ValueError):
+        cost = nan
+    if isnan(cost):
+        raise PipeSwiftError(f"cost_of gives {found!r} for micro-batch {microbatch}: have it return a number")
+    return cost
 
 
 def _alike(one: Flat, other: Flat) -> bool:

@@ -24,7 +24,6 @@ from pipeswift.runtime.batch import (
 )
 from pipeswift.runtime.calls import Job
 from pipeswift.runtime.copies import Copies
-from pipeswift.runtime.cuts import grain_of
 from pipeswift.runtime.executor import Executor
 from pipeswift.runtime.granularity import Granularity
 from pipeswift.runtime.jobs import Jobs
@@ -120,7 +119,6 @@ class Pipeline:
         self._peers = peers_of(mesh, timeout)
         self._progress = Progress(self._peers.place, self._peers.sharers)
         self._watchdog = watch(self._peers, self._progress, watchdog)
-        _check_bucket(bucket)
         self._batched = batched_weight_gradients
         self._steering = Steering(self._peers, policy, in_flight)
         steers = policy if isinstance(policy, str) else "custom"
@@ -129,7 +127,7 @@ class Pipeline:
             "batched_weight_gradients": batched_weight_gradients,
             "policy": steers,
             "in_flight": in_flight,
-            "reorders": cost_of is not None,
+            "cost_of is given": cost_of is not None,
         }
         self._request = Request(
             schedule,
@@ -137,12 +135,14 @@ class Pipeline:
             chunks,
             layout,
             tie,
-            split or {},
+            {} if split is None else split,
             seed,
             settings,
             weights,
             updates_every,
-            grain_of(expert_chunks),
+            expert_chunks,
+            bucket,
+            self._steering.check,
         )
         self._assembly = self._assemble(layers)
         self._jobs = Jobs(self._peers, self._progress, self._assembly, loss, split or {}, seed, dynamic_shapes, cost_of)
@@ -152,7 +152,6 @@ class Pipeline:
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._granularity = Granularity(self._peers, self.stages, self.schedule, self._request.grain)
         self._wiring = Wiring(self._peers, self.schedule.routes)
-        self._steering.check(self.schedule)
         self._lanes = lanes = Lanes()
         self._progress.exchange = lambda: lanes.waits_for
         self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
@@ -480,8 +479,3 @@ class Pipeline:
             for theirs in self._peers.all_gather(outputs):
                 together |= theirs
         return together
-
-
-def _check_bucket(bucket: int) -> None:
-    if not isinstance(bucket, int) or bucket < 1:
-        raise PipeSwiftError(f"bucket = {bucket!r} is no whole number from 1: use {1 << 22} numbers, say")

@@ -36,7 +36,6 @@ class Steering:
     """
 
     def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None):
-        _check(policy, in_flight)
         self._peers, self._policy, self._in_flight = peers, policy, in_flight
         self._helms: dict[str, Helm] = {}
         self._news: News | None = None
@@ -48,7 +47,8 @@ class Steering:
         return self._policy == "follow"
 
     def check(self, schedule: Schedule) -> None:
-        """Raises PipeSwiftError when the policy cannot decide for `schedule`."""
+        """Raises PipeSwiftError when there is no such policy, or it cannot decide for `schedule`."""
+        _check(self._policy, self._in_flight)
         if not self.static and self._peers.replicas.experts.size > 1:
             raise PipeSwiftError(
                 f"policy {self._policy} decides on each rank by itself, but ranks that share out experts (ep = "

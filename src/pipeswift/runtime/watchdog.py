@@ -203,8 +203,8 @@ def watch(peers: Peers, progress: Progress, patience: float | None) -> Watchdog 
     with connecting("starting the watchdog"):
         everyone = peers.everyone.all_gather(patience)
     for rank, theirs in enumerate(everyone):
-        if theirs is not None and not theirs > 0:
-            raise PipeSwiftError(f"watchdog = {theirs} is no number of seconds above 0: use 60, or None for none")
+        if theirs is not None and not (isinstance(theirs, (int, float)) and theirs > 0):
+            raise PipeSwiftError(f"watchdog = {theirs!r} is no number of seconds above 0: use 60, or None for none")
         if theirs != everyone[0]:
             raise Disagreement(
                 f"ranks disagree on the watchdog: rank 0 has {everyone[0]}, rank {rank} has {theirs}; "
