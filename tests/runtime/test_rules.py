@@ -66,6 +66,16 @@ def test_accumulating_k_steps_equals_one_step_over_all_of_it(loss):
         torch.testing.assert_close(gradient, gradients(whole)[name])
 
 
+def test_a_batch_that_does_not_fit_leaves_the_gradients_of_earlier_steps():
+    # With (sum, count) a step put them aside before it looked at its batch, and they were lost with its error.
+    pipe = alone(loss=token_loss_sum)
+    pipe.step(*batch(8))
+    before = gradients(pipe)
+    with pytest.raises(PipeSwiftError, match="fewer than"):
+        pipe.step(*batch(2))
+    assert before and same(gradients(pipe), before)
+
+
 def test_narrow_gradients_accumulate_in_float32():
     # 1 + 512 * 2^-9 = 2; in bfloat16 every one of the 512 additions would round back to 1.
     class Once(nn.Module):

@@ -25,6 +25,7 @@ from pipeswift.runtime.batch import (
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.calls import Job
 from pipeswift.runtime.loss import LossFunction, StepLoss
+from pipeswift.runtime.outcome import Where
 from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.seeds import mix
@@ -48,17 +49,18 @@ class Jobs:
         inputs: Any,
         targets: Any,
         arguments: Mapping[str, Any],
-        *,
         schedule: Schedule,
         step: int,
         scale: float,
-        keep_outputs: bool,
+        outputs: Where | None,
     ) -> Job:
-        """What one run of `schedule` works on. Every rank must call this; `inputs` and `targets` as for `step`."""
+        """What one run of `schedule` works on; all else as for `Pipeline.step`. Every rank must call this."""
+        if outputs not in (None, "last", "all"):
+            raise PipeSwiftError(f'outputs = {outputs!r} is none of "last", "all" and None: use "last", say')
         check_names(arguments, self.assembly.keywords, "step() and evaluate() got")
         count, stages = schedule.num_microbatches, self.assembly.stages
         size = common_size(inputs, targets)
-        job = Job(mix(self.seed, step), self.peers.replicas.rank * count, keep_outputs=keep_outputs, scale=scale)
+        job = Job(mix(self.seed, step), self.peers.replicas.rank * count, keep_outputs=outputs is not None, scale=scale)
         parts = cut(inputs, count, "inputs") if 0 in stages else []
         job.order = self._source_order(parts)
         job.arguments = arranged(cut_arguments(arguments, count, self.split, size), job.order)

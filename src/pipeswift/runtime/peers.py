@@ -78,13 +78,18 @@ class Peers:
 def init_mesh(pp: int = 1, dp: int | None = None, ep: int = 1, tp: int = 1, *, timeout: float = 60.0) -> DeviceMesh:
     """A DeviceMesh over the pp x dp processes that torchrun started: dp replicas of a pipeline of pp ranks.
 
-    ep: ranks that share out the experts of a layer; it divides dp, which is ep where it is not given. tp must be 1.
     Process r * dp + d is rank r of replica d, so replicas of a stage, and first of all the ranks of one expert group,
     are neighbours. The mesh has axis "pp" and, where they are larger than 1, "dp", or "edp" (dp / ep) and "ep".
+    Starts torch.distributed (gloo on CPU) unless the caller has.
 
-    Starts torch.distributed (gloo on CPU) unless the caller has. Raises MeshError when the sizes do not fit each other
-    or the number of processes, or, on every rank that is there, when some do not start within `timeout` seconds; it
-    names them.
+    pp: ranks of a pipeline.
+    dp: replicas of it; by default ep.
+    ep: ranks that share out the experts of a layer; divides dp.
+    tp: must be 1.
+    timeout: seconds that processes wait for each other to start.
+
+    Raises MeshError when the sizes do not fit each other or the number of processes, or, on every rank that is there,
+    when some do not start in time; it names them.
     """
     dp = ep if dp is None else dp
     _check_sizes(pp, dp, ep, tp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -12,26 +12,26 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.ir import Action, Schedule
+from pipeswift.ir import Schedule
 from pipeswift.policy import Policy
 from pipeswift.program import Grain
-from pipeswift.runtime.announcement import Announcement
-from pipeswift.runtime.assembly import Assembly, Request, assemble, resolve
+from pipeswift.runtime.accumulation import Accumulation
+from pipeswift.runtime.assembly import Assembly, Request, assemble
 from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
 from pipeswift.runtime.auxiliary import Figures, gather_figures
-from pipeswift.runtime.batch import (
-    Rules,
-)
+from pipeswift.runtime.batch import Rules
 from pipeswift.runtime.calls import Job
 from pipeswift.runtime.copies import Copies
 from pipeswift.runtime.executor import Executor
+from pipeswift.runtime.executors import Executors
 from pipeswift.runtime.granularity import Granularity
 from pipeswift.runtime.jobs import Jobs
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.layers import Layer
-from pipeswift.runtime.loss import LossFunction, blank_table, total
+from pipeswift.runtime.loss import LossFunction, total
 from pipeswift.runtime.modes import Modes
 from pipeswift.runtime.optimizer import Optimizer
+from pipeswift.runtime.outcome import Losses, Where, collect_outputs
 from pipeswift.runtime.peers import Peers, peers_of
 from pipeswift.runtime.progress import Progress
 from pipeswift.runtime.recorder import gather
@@ -40,15 +40,11 @@ from pipeswift.runtime.result import Result
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.states import START_UP
 from pipeswift.runtime.steering import Steering
-from pipeswift.runtime.ties import Ties, sum_gradients
+from pipeswift.runtime.ties import Ties
 from pipeswift.runtime.watchdog import watch
-from pipeswift.runtime.weights import Weights
 from pipeswift.runtime.wiring import Wiring
-from pipeswift.schedules.forward_only import forward_only
 from pipeswift.trace import Trace
 from pipeswift.versions import Policy as WeightPolicy
-
-Where = Literal["last", "all"]
 
 
 class Pipeline:
@@ -60,17 +56,14 @@ class Pipeline:
     loss: (output, target) -> a scalar mean, or (sum, count), which is divided by the count over all micro-batches.
     schedule: a name (see `pipeswift schedules`), a Schedule, or the path of a schedule file.
     microbatches, chunks: for a named schedule.
-    mesh: from `init_mesh`; None runs all stages in this process. With dp > 1 there are replicas of the
-        pipeline: each is given its own part of the batch, and all get the gradients of the whole; see `step`.
+    mesh: from `init_mesh`; None runs all stages in this process. With dp > 1 each replica of the pipeline is given its
+        own part of the batch, and all get the gradients of the whole; see `step`.
     layout: layers per stage; by default as even as can be.
     tie: groups of parameters that are one, by name ("0.weight" is `weight` of layer 0); parameters that modules of the
         list share are found.
     split: for keyword arguments, the dimension to cut along, or None to give it whole to every micro-batch.
+    seed: of all random numbers, those of initial weights and of dropout alike.
     dynamic_shapes: set it when the shapes at a boundary depend on the data and not only on the inputs' shapes.
-    expert_chunks: how many groups a rank's experts are cut into, so that all-to-alls of one hide behind the compute of
-        another; for forward and backward, or one number for both. "auto": one in the first step, at whose end ranks
-        measure all-to-alls and experts for a moment, and then what that suggests (`grains`). For layers whose experts
-        ranks of the mesh share.
     batched_weight_gradients: where W of one stage follow each other in the schedule, the last of them does the work of
         all, each weight's in one product. The gradients are then equal within rounding, not bit for bit.
     weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
@@ -78,6 +71,10 @@ class Pipeline:
         `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
     policy, in_flight: who decides what a rank starts next, "follow" (the schedule's order) or "swift", which leaves it
         where stage times swing; and how many micro-batches a stage may then hold. See `runtime.steering`.
+    expert_chunks: how many groups a rank's experts are cut into, so that all-to-alls of one hide behind the compute of
+        another; for forward and backward, or one number for both. "auto": one in the first step, at whose end ranks
+        measure all-to-alls and experts for a moment, and then what that suggests (`grains`). For layers whose experts
+        ranks of the mesh share.
     cost_of: what a micro-batch will cost, in any unit, from its inputs (say a sequence length squared). Cheap ones
         then enter the pipeline first and last. Losses and outputs keep the caller's order; gradients are those of the
         micro-batches in the order in which they entered.
@@ -121,11 +118,10 @@ class Pipeline:
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._batched = batched_weight_gradients
         self._steering = Steering(self._peers, policy, in_flight)
-        steers = policy if isinstance(policy, str) else "custom"
         settings = {
             **(config or {}),
             "batched_weight_gradients": batched_weight_gradients,
-            "policy": steers,
+            "policy": self._steering.name,
             "in_flight": in_flight,
             "cost_of is given": cost_of is not None,
         }
@@ -150,16 +146,15 @@ class Pipeline:
         self._asynchronous = self._assembly.asynchronous
         order = done_order(self.schedule, self.rank)
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
+        self._accumulation = Accumulation(self._peers, self._assembly, self._reducer, self._progress)
         self._granularity = Granularity(self._peers, self.stages, self.schedule, self._request.grain)
         self._wiring = Wiring(self._peers, self.schedule.routes)
         self._lanes = lanes = Lanes()
         self._progress.exchange = lambda: lanes.waits_for
-        self._executors: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
+        self._executors = Executors(self._request, self._assembly, self.num_ranks, self._make_executor)
         self._last_stage_ranks = sorted({route[-1] for route in self.schedule.routes})
         self._modes = Modes()
-        self._closed = False
         self._ready_hooks: list[Callable[[Stage], None]] = []
-        self._sums = False  # whether the loss function gives (sum, count); known after the first step
         self.steps = 0  # steps begun; with the seed, it keys the random numbers
 
     @property
@@ -220,12 +215,12 @@ class Pipeline:
             micro-batches; or lists of ready-made micro-batches, which are never cut. Only ranks that hold the first
             stage read `inputs`, only those that hold the last read `targets`. Every replica gives a part of its own, of
             any size; the batch is all of them, in the order of replicas, and so are its micro-batches.
-        arguments: keyword arguments for every layer whose forward names them, on every rank; see `split`.
         microbatches: for this step, if not the pipeline's own; needs a schedule given by name.
         scale: factor on the loss, such as 1/K when K steps make one optimizer step.
         outputs: keep the model's outputs, on ranks that hold the last stage (of the micro-batches that end there, where
             there are several) or on all.
         losses: "last" leaves the loss on the ranks that hold the last stage, and saves a synchronisation.
+        arguments: keyword arguments for every layer whose forward names them, on every rank; see `split`.
         """
         if not torch.is_grad_enabled():
             raise PipeSwiftError(
@@ -236,37 +231,22 @@ class Pipeline:
                 f"scale = {scale} is no finite number other than 0: use 1.0, or 1/K for K steps in one"
             )
         with self._progress.during(f"step {self.steps + 1}"):
-            executor = self._executor(True, microbatches)
+            executor = self._executors.of(True, microbatches)
+            job = self._jobs.make(inputs, targets, arguments, executor.schedule, self.steps, scale, outputs)
+            self.steps += 1
             if self._asynchronous:
-                job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
-                self.steps += 1
                 with self._asynchronous.running(executor.schedule, self.rank):
                     return self._run(executor, job, outputs, losses)[0]
-            for weights in self._weights:
-                weights.withdraw()
-            earlier = [weights.set_aside(self._of_this_step(weights)) for weights in self._weights]
-            job = self._job(inputs, targets, arguments, executor.schedule, scale, outputs)
-            self.steps += 1
-            self._reducer.begin()
+            self._accumulation.begin()
             result, count = self._run(executor, job, outputs, losses)
-            with self._progress.joining("the replicas' gradients"):
-                self._reducer.finish(result._recorder)
-            if count is not None:
-                self._assembly.require_mean()
-                self._sums = True
-                for weights in self._weights:
-                    weights.divide(count / scale)
-            sum_gradients(self._peers, self._assembly.ties, self._weights)
-            for weights, taken in zip(self._weights, earlier, strict=True):
-                weights.restore(taken)
-                weights.publish()
+            self._accumulation.finish(result._recorder, count, scale)
             if self._steering.learns_from(executor.schedule):
                 with self._progress.joining("their times"):
                     self._steering.learn(executor.schedule, result.trace)
             if self._granularity.due:
                 with self._progress.joining("what experts cost"):
                     self._granularity.measure(self._lanes)
-                self._drop_executors()
+                self._executors.drop()
             return result
 
     def evaluate(
@@ -279,15 +259,16 @@ class Pipeline:
         losses: Where = "all",
         **arguments: Any,
     ) -> Result:
-        """Forward only, in evaluation mode; no gradients, and nothing of training is touched. See `step`.
+        """Forward only, in evaluation mode; no gradients, and nothing of training is touched.
 
-        Every replica must evaluate; the loss is that of all their parts.
+        Every replica must evaluate; the loss is that of all their parts. The parameters are those of `step`, but:
 
-        targets: None leaves the loss out. microbatches: any number, whatever the schedule.
+        targets: None leaves the loss out.
+        microbatches: any number, whatever the schedule.
         """
         with self._progress.during("evaluation"), torch.no_grad():
-            executor = self._executor(False, microbatches)
-            job = self._job(inputs, targets, arguments, executor.schedule, 1.0, outputs)
+            executor = self._executors.of(False, microbatches)
+            job = self._jobs.make(inputs, targets, arguments, executor.schedule, self.steps, 1.0, outputs)
             return self._run(executor, job, outputs, losses)[0]
 
     def gather_trace(self, result: Result) -> Trace:
@@ -351,8 +332,7 @@ class Pipeline:
         self._lanes.close()
         if self._watchdog:
             self._watchdog.close()
-        self._drop_executors()
-        self._closed = True
+        self._executors.close()
 
     # Inside.
 
@@ -366,116 +346,48 @@ class Pipeline:
                 self._watchdog.close()
             raise
 
-    def _executor(self, training: bool, microbatches: int | None) -> Executor:
-        if self._closed:
-            raise PipeSwiftError("the pipeline is closed: make a new one, or call close() after the last step")
-        count = self.schedule.num_microbatches if microbatches is None else microbatches
-        if not isinstance(count, int) or count < 1:
-            raise PipeSwiftError(f"microbatches = {count!r} is no whole number from 1: use 1, say")
-        if (training, count) not in self._executors:
-            self._executors[training, count] = Executor(
-                self._schedule_for(training, count),
-                self.rank,
-                self.stages,
-                self._wiring,
-                on_backward=self._asynchronous.after if self._asynchronous else self._fold,
-                grad_ready=self._grad_ready,
-                progress=self._progress,
-                batched_weight_gradients=self._batched,
-                lanes=self._lanes,
-                experts=self._peers.replicas.experts,
-            )
-        return self._executors[training, count]
-
-    def _drop_executors(self) -> None:
-        for executor in self._executors.values():
-            executor.close()
-        self._executors.clear()
-
-    def _schedule_for(self, training: bool, count: int) -> Schedule:
-        if not training:
-            return forward_only(self.schedule, count)
-        if count == self.schedule.num_microbatches:
-            return self.schedule
-        return resolve(self._request.schedule, self.num_ranks, count, self._request.chunks)
-
-    def _of_this_step(self, weights: Weights) -> Iterable[str]:
-        """Parameters whose gradient must be this step's alone until it is done: to be divided, or summed over ranks."""
-        if self._sums or self.num_replicas > 1:
-            return weights.leaves
-        return [tie.holders.get(self.rank, "") for tie in self._assembly.ties]
-
-    def _fold(self, action: Action) -> None:
-        for weights in self._weights:  # of all stages: a tied weight belongs to the first that uses it
-            weights.fold()
+    def _make_executor(self, schedule: Schedule) -> Executor:
+        return Executor(
+            schedule,
+            self.rank,
+            self.stages,
+            self._wiring,
+            on_backward=self._asynchronous.after if self._asynchronous else self._accumulation.fold,
+            grad_ready=self._grad_ready,
+            progress=self._progress,
+            batched_weight_gradients=self._batched,
+            lanes=self._lanes,
+            experts=self._peers.replicas.experts,
+        )
 
     def _grad_ready(self, stage: Stage) -> None:
         for hook in self._ready_hooks:
             hook(stage)
         self._reducer.stage_done(stage.index)
 
-    def _job(
-        self,
-        inputs: Any,
-        targets: Any,
-        arguments: Mapping[str, Any],
-        schedule: Schedule,
-        scale: float,
-        outputs: Where | None,
-    ) -> Job:
-        if outputs not in (None, "last", "all"):
-            raise PipeSwiftError(f'outputs = {outputs!r} is none of "last", "all" and None: use "last", say')
-        keeps = outputs is not None
-        return self._jobs.make(
-            inputs, targets, arguments, schedule=schedule, step=self.steps, scale=scale, keep_outputs=keeps
-        )
-
     def _run(self, executor: Executor, job: Job, outputs: Where | None, losses: Where) -> tuple[Result, float | None]:
         """Runs a job; also gives the global count when the loss function gives (sum, count)."""
-        training = not executor.schedule.forward_only
-        if losses not in ("last", "all"):
-            raise PipeSwiftError(f'losses = {losses!r} is neither "last" nor "all": use "all"')
+        schedule, training = executor.schedule, not executor.schedule.forward_only
+        collected = Losses(self._peers, self._last_stage_ranks, schedule.num_microbatches, losses)
         self._modes.set((layer for stage in self.stages.values() for layer in stage.layers()), training)
-        table = blank_table(executor.schedule.num_microbatches * self.num_replicas)
-        announced = Announcement(self._peers, self._last_stage_ranks, like=table) if losses == "all" else None
-        recorder = executor.run(job, self._steering.helm(executor.schedule))
+        recorder = executor.run(job, self._steering.helm(schedule))
         recorder.info = self._granularity.info()
         if training and self._asynchronous:
             self._asynchronous.record(recorder, self.rank)
         told = [counter for stage in self.stages.values() for counter in stage.auxiliary.counters(self.rank)]
         recorder.counters = (*recorder.counters, *told)
-        if job.loss is not None:
-            mine = job.loss.table()
-            rows = range(len(mine)) if job.order is None else job.order
-            table[[job.first + row for row in rows]] = mine
         with self._progress.joining("the losses"):
-            if self.rank in self._last_stage_ranks:
-                self._peers.replicas.control.all_sum(table)
-            if announced is not None:
-                table = announced.settle(table)
-        if announced is None and job.loss is not None and job.loss.counts:
-            raise PipeSwiftError('losses="last" needs a loss function that gives a mean: (sum, count) needs all ranks')
+            table = collected.collect(job)
+        with self._progress.joining("the outputs"):
+            kept = collect_outputs(self._peers, job, outputs)
         loss, count = total(table)
         known = bool(table[:, 1].any())
-        kept = self._share(job.outputs) if outputs == "all" else job.outputs
-        numbers = job.order or range(executor.schedule.num_microbatches)
-        kept = {numbers[i]: output for i, output in kept.items()}
-        return (
-            Result(
-                loss if known else None,
-                tuple(table[:, 0].tolist()) if known else (),
-                tuple(kept[i] for i in sorted(kept)) or None,
-                {layer: seen for stage in self.stages.values() for layer, seen in stage.auxiliary.collect().items()},
-                recorder,
-                executor.schedule.name,
-            ),
-            count,
+        result = Result(
+            loss if known else None,
+            tuple(table[:, 0].tolist()) if known else (),
+            kept,
+            {layer: seen for stage in self.stages.values() for layer, seen in stage.auxiliary.collect().items()},
+            recorder,
+            schedule.name,
         )
-
-    def _share(self, outputs: dict[int, Any]) -> dict[int, Any]:
-        """Every rank's outputs, on every rank."""
-        together: dict[int, Any] = {}
-        with self._progress.joining("the outputs"):
-            for theirs in self._peers.all_gather(outputs):
-                together |= theirs
-        return together
+        return result, count

@@ -46,12 +46,16 @@ class Steering:
         """Whether every step runs the schedule's own order."""
         return self._policy == "follow"
 
+    @property
+    def name(self) -> str:
+        return self._policy if isinstance(self._policy, str) else "custom"
+
     def check(self, schedule: Schedule) -> None:
         """Raises PipeSwiftError when there is no such policy, or it cannot decide for `schedule`."""
         _check(self._policy, self._in_flight)
         if not self.static and self._peers.replicas.experts.size > 1:
             raise PipeSwiftError(
-                f"policy {self._policy} decides on each rank by itself, but ranks that share out experts (ep = "
+                f"policy {self.name} decides on each rank by itself, but ranks that share out experts (ep = "
                 f"{self._peers.replicas.experts.size}) have to take the same actions: use policy follow, or ep = 1"
             )
         if self._policy == "swift":
