@@ -97,9 +97,12 @@ def _run(command: str) -> None:
         raise RuntimeError(f"`{command}` failed: {done.stderr.strip()}")
 
 
-def exchange(sizes: list[int], repeat: int) -> dict[int, float]:
-    """Median seconds of an all-to-all, by the bytes that leave each rank; the same on every rank."""
-    world = dist.get_world_size()
+def exchange(sizes: list[int], repeat: int, group: dist.ProcessGroup | None = None) -> dict[int, float]:
+    """Median seconds of an all-to-all, by the bytes that leave each rank; the slowest rank's, on every rank.
+
+    group: of those that talk to each other; other groups do the same at that time.
+    """
+    world = dist.get_world_size(group)
     found = {}
     for size in sizes:
         sent = torch.zeros(world, max(size // (4 * (world - 1)), 1))
@@ -107,7 +110,7 @@ def exchange(sizes: list[int], repeat: int) -> dict[int, float]:
         for _ in range(repeat + 1):
             dist.barrier()
             start = perf_counter()
-            dist.all_to_all_single(received, sent)
+            dist.all_to_all_single(received, sent, group=group)
             times.append(perf_counter() - start)
         seconds = torch.tensor([median(times[1:])], dtype=torch.float64)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)

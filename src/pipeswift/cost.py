@@ -20,7 +20,8 @@ class Costs:
     boundary_bytes: shape (stages - 1,); what one micro-batch sends forward (and its gradient back) over each boundary.
     serial_channels: messages of one rank to another queue behind each other, in the order they were sent.
     memory: shape (4, stages); what each op adds (positive: from its start) or frees (negative: at its end).
-    overlap: seconds of an Overlap of two actions; None means the sum of the two.
+    overlap: seconds of an Overlap of two actions, such as their merged program's (`pipeswift.program.merge`); a number,
+        or shape (stages, stages) with [first's stage, second's stage]. None, or NaN in the array, means their sum.
     """
 
     seconds: np.ndarray
@@ -29,7 +30,7 @@ class Costs:
     latency: float | np.ndarray = 0.0
     bandwidth: float = float("inf")
     serial_channels: bool = False
-    overlap: float | None = None
+    overlap: float | np.ndarray | None = None
 
     @classmethod
     def uniform(
@@ -58,6 +59,11 @@ class Costs:
     @property
     def num_stages(self) -> int:
         return self.seconds.shape[1]
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """`overlap` by stages, shape (stages, stages), or (1, 1) where it is the same for all; NaN for the sum."""
+        return np.atleast_2d(np.array(np.nan if self.overlap is None else self.overlap, dtype=np.float64))
 
     def with_memory(self, F: float, I: float, W: float) -> Costs:  # noqa: E741
         """The same costs with other memory increments per pass of a stage, in the caller's unit (say bytes)."""

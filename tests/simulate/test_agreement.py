@@ -91,7 +91,7 @@ def costs_for(draw, schedule: Schedule) -> Costs:
         latency=draw(st.sampled_from([0.0, 0.3, times((p, p))])),
         bandwidth=draw(st.sampled_from([float("inf"), 0.7])),
         serial_channels=draw(st.booleans()),
-        overlap=draw(st.sampled_from([None, 1.3])),
+        overlap=draw(st.sampled_from([None, 1.3, np.where(numbers.random((stages, stages)) < 0.3, np.nan, 1.3)])),
     )
 
 

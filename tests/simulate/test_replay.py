@@ -102,6 +102,13 @@ class TestOverlap:
         assert ends(trace)["0F1"] == ends(trace)["0B0"] == 6.5
         assert starts(trace)["1F1"] == 6.5
 
+    def test_a_time_may_be_that_of_the_two_stages(self):
+        pairs = np.array([[np.nan, 1.5], [2.5, np.nan]])
+        schedule = written("0F0 1F0 1B0 (0F1;0B0)OVERLAP_F_B 1F1 1B1 0B1", stages=2)
+        assert makespan(replay(schedule, replace(Costs.uniform(2), overlap=pairs))) == 1 + 1 + 2 + 3 + 1 + 2 + 2
+        schedule = written("0F0 1F0 (0F1;1B0)OVERLAP_F_B (1F1;0B0)OVERLAP_F_B 1B1 0B1", stages=2)
+        assert makespan(replay(schedule, replace(Costs.uniform(2), overlap=pairs))) == 1 + 1 + 1.5 + 2.5 + 2 + 2
+
 
 def test_two_opposite_routes_meet_on_every_rank():
     schedule = written("0F0 1F1 1B1 0B0", "0F1 1F0 1B0 0B1", routes=((0, 1), (1, 0)))

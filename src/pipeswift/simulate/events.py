@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from math import inf, isnan
+from math import inf, isnan, nan
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class _Clock:
     ):
         self._schedule = schedule
         self._costs = costs
-        self._links = links(schedule, costs)
+        self._links, self._pairs = links(schedule, costs), costs.pairs
         self._ready = [Ready(schedule, rank, slots) for rank in range(schedule.num_ranks)]
         self._started = [0] * schedule.num_ranks
         self._running = [0] * schedule.num_ranks  # actions started and not ended, and meetings
@@ -126,10 +126,12 @@ class _Clock:
 
     def _times(self, entry: Action | Overlap, now: float) -> Iterator[tuple[Action, float, float]]:
         """(action, start, end) of each part."""
-        seconds, overlap = self._costs.seconds, self._costs.overlap
+        seconds, woven = self._costs.seconds, nan
+        if isinstance(entry, Overlap):
+            woven = float(self._pairs[entry.first.stage % len(self._pairs), entry.second.stage % len(self._pairs)])
         for action in parts(entry):
-            if isinstance(entry, Overlap) and overlap is not None:
-                yield action, now, now + overlap
+            if not isnan(woven):
+                yield action, now, now + woven
             else:
                 end = now + float(seconds[action.op, action.stage, action.microbatch % seconds.shape[2]])
                 if isnan(end):

@@ -37,7 +37,7 @@ class Work(NamedTuple):
     dependencies: Dependencies
     links: Links
     seconds: np.ndarray  # as in Costs
-    overlap: float  # seconds of an Overlap, NaN for the sum of its parts
+    overlap: np.ndarray  # seconds of an Overlap, as `Costs.pairs`
     arrival: np.ndarray  # scratch, all NaN: when each product of each stage and micro-batch is where it is needed
     start: np.ndarray  # to fill, seconds, one per row
     end: np.ndarray
@@ -74,11 +74,12 @@ def play(orders, dependencies, links, seconds, overlap, arrival, start, end):
                 break
             prefetch(flat_rows, (row + AHEAD) * COLUMNS)
             prefetch(start, row + AHEAD)
-            begin, woven = now, after - row == TWO and not np.isnan(overlap)
+            begin, together = now, _together(rows, row, overlap) if after - row == TWO else np.nan
+            woven = not np.isnan(together)
             for part in range(row, after):
                 stage, op, microbatch = rows[part, 0], rows[part, 1], rows[part, 2]
                 start[part] = begin if woven else now
-                now = start[part] + (overlap if woven else seconds[op, stage, microbatch if varies else 0])
+                now = start[part] + (together if woven else seconds[op, stage, microbatch if varies else 0])
                 if makes[op, stage] == NONE:
                     continue
                 key = makes[op, stage] + microbatch
@@ -131,5 +132,17 @@ def _finish(rows, joined, seconds, overlap, start, end):
     varies = seconds.shape[2] > 1
     for row in range(len(rows)):
         stage, op, microbatch = rows[row, 0], rows[row, 1], rows[row, 2]
-        woven = not np.isnan(overlap) and (joined[row] or (row > 0 and joined[row - 1]))
-        end[row] = start[row] + (overlap if woven else seconds[op, stage, microbatch if varies else 0])
+        together = np.nan
+        if joined[row]:
+            together = _together(rows, row, overlap)
+        elif row > 0 and joined[row - 1]:
+            together = _together(rows, row - 1, overlap)
+        woven = not np.isnan(together)
+        end[row] = start[row] + (together if woven else seconds[op, stage, microbatch if varies else 0])
+
+
+@njit(cache=True, inline="always")
+def _together(rows, row, overlap):
+    """Seconds of the Overlap whose parts are rows row and row + 1."""
+    shared = len(overlap) == 1
+    return overlap[0 if shared else rows[row, 0], 0 if shared else rows[row + 1, 0]]

@@ -60,7 +60,7 @@ def prepare(schedule: Schedule, costs: Costs) -> Work:
         dependencies(stages, m),
         ways,
         np.ascontiguousarray(costs.seconds, dtype=np.float64),
-        np.nan if costs.overlap is None else float(costs.overlap),
+        costs.pairs,
         arrival=np.full(PRODUCTS * stages * m, np.nan),
         start=np.empty(len(rows)),
         end=np.empty(len(rows)),

@@ -120,6 +120,7 @@ def _check(schedule: Schedule, costs: Costs) -> None:
         "seconds": [(len(Op), stages, 1), (len(Op), stages, m)],
         "boundary_bytes": [(stages - 1,)],
         "latency": [(), (p, p)],
+        "overlap": [(), (stages, stages)],
     }
     for field, allowed in shapes.items():
         shape = np.shape(getattr(costs, field))
