@@ -5,7 +5,8 @@
 One layer, forward and backward, by the ratio of communication (dispatch and combine) to compute. The runtime's own
 lanes run the programs; experts and link are emulated: they sleep for their modelled time.
 
-low, high: at low latency, and at one above a chunk's compute. shaped: the same experts, but real all-to-alls of 2 ranks
+low, high: at low latency, and at one above a chunk's compute; chunks are chosen from what sleeping and lanes are
+measured to take, the ideal is of what they should. shaped: the same experts, but real all-to-alls of 2 ranks
 over a network that is held to a rate (see shaped_link.py; needs root), chunks chosen from what was measured there.
 presets: simulated only, under links like NVLink's, InfiniBand's and Ethernet's. grid: the same for 280 cases together.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -53,7 +55,7 @@ from pipeswift.program import (
     simulate,
 )
 from pipeswift.rehearse.kernels import sleep_until
-from pipeswift.runtime.lanes import Call, Lanes
+from pipeswift.runtime.lanes import Call, Lanes, handshake
 from shaped_link import ShapedLink, exchange
 
 Row = dict[str, Any]
@@ -101,11 +103,11 @@ def tried(program: Program, costs: BlockCosts, numbers: Iterable[int]) -> list[i
     return sorted({*numbers, choose(program, costs, most=MOST).chunks})
 
 
-def judge(op: Op, ratio: float, costs: BlockCosts, elapsed: Elapsed) -> Row:
-    """A row of the table."""
+def judge(op: Op, ratio: float, costs: BlockCosts, known: BlockCosts, elapsed: Elapsed) -> Row:
+    """A row of the table. costs: of the ideal. known: by which the number of chunks is chosen."""
     program = one_layer(op)
     seconds = {number: median(runs) for number, runs in elapsed.items()}
-    chosen = choose(program, costs, most=MOST).chunks
+    chosen = choose(program, known, most=MOST).chunks
     best = min((number for number in seconds if number), key=seconds.__getitem__)
     runs = elapsed[chosen]
     work = useful(program, costs)
@@ -114,7 +116,7 @@ def judge(op: Op, ratio: float, costs: BlockCosts, elapsed: Elapsed) -> Row:
         "ratio": ratio,
         "serial": work / seconds[0],
         "one": work / seconds[1],
-        **guesses(program, costs),
+        **guesses(program, known),
         "chosen": chosen,
         "best": best,
         "ms": 1e3 * seconds[chosen],
@@ -151,17 +153,40 @@ def sweep(op: Op, numbers: Iterable[int], repeat: int, call_of: Callable[[Work],
 
 def emulated(latency: float, numbers: Iterable[int], repeat: int) -> Iterator[Row]:
     lanes = Lanes()
+    start = found_start(lanes)
     for op, ratio in product(PASSES, RATIOS):
         costs = layer_costs(op, ratio, Line(latency, 1e-9))
+        known = replace(costs, exchange=found_exchange(lanes, costs), experts={op: Line(start, COMPUTE) for op in Op})
         elapsed = sweep(
             op,
-            tried(one_layer(op), costs, numbers),
+            tried(one_layer(op), known, numbers),
             repeat,
             lambda work, costs=costs: partial(_spend, costs(work)),
             lambda program, calls: lanes.run(program, calls).elapsed,
         )
-        yield judge(op, ratio, costs, elapsed)
+        yield judge(op, ratio, costs, known, elapsed)
     lanes.close()
+
+
+def found_start(lanes: Lanes) -> float:
+    """Seconds that a chunk of the experts takes besides its share: late ends of sleeps and a launch with its waking."""
+    late = []
+    for share in (1 / 4, 1 / 8, 1 / 16) * 3:
+        start = perf_counter()
+        _spend(START + COMPUTE * share)
+        late.append(perf_counter() - start - COMPUTE * share)
+    return median(late) + handshake(lanes)
+
+
+def found_exchange(lanes: Lanes, costs: BlockCosts) -> Line:
+    """The emulated all-to-all as it is in the lane's thread."""
+    seconds = {}
+    for size in (costs.sent / 2, costs.sent / 8, costs.sent / 16):
+        launches = [lanes.launch(Lane.ALL_TO_ALL, partial(_spend, costs.exchange(size))) for _ in range(4)]
+        for launched in launches:
+            launched.wait()
+        seconds[size] = median(launched.end - launched.start for launched in launches[1:])
+    return Line.fit(seconds)
 
 
 def _spend(seconds: float) -> None:
@@ -179,6 +204,8 @@ def _over_link(rank: int, world: int, repeat: int) -> tuple[Line, list[Row]]:
     """What one rank does; all get the same rows."""
     line = exchange_line()
     lanes = Lanes()
+    start = torch.tensor(found_start(lanes))
+    dist.all_reduce(start, dist.ReduceOp.MAX)
 
     def run(program: Program, calls: Mapping[Work, Call]) -> float:
         dist.barrier()
@@ -189,9 +216,10 @@ def _over_link(rank: int, world: int, repeat: int) -> tuple[Line, list[Row]]:
     rows = []
     for op, ratio in product(PASSES, RATIOS):
         costs = layer_costs(op, ratio, line)
-        numbers = tried(one_layer(op), costs, SWEEP)
+        known = replace(costs, experts={op: Line(start.item(), COMPUTE) for op in Op})
+        numbers = tried(one_layer(op), known, SWEEP)
         elapsed = sweep(op, numbers, repeat, lambda work, costs=costs: _over(costs, work, world), run)
-        rows.append(judge(op, ratio, costs, elapsed))
+        rows.append(judge(op, ratio, costs, known, elapsed))
     lanes.close()
     return line, rows
 

@@ -103,6 +103,19 @@ def test_losses_and_gradients_are_those_of_the_unsplit_model(procs: Pool, pp: in
     assert by_rank[0].norm == pytest.approx(norm, rel=1e-5)
 
 
+def test_a_narrow_payload_halves_what_dispatches_send_and_rounds_what_experts_see(procs: Pool):
+    batches = [replica_batch(replica) for replica in range(2)]
+    expected, _ = plain_loop(builders({}), batches, MICROBATCHES)
+    full, narrow = (procs.run(train, 1, 2, Case({"payload": payload}), world=2)[0] for payload in ("full", "bfloat16"))
+    for name, figures in narrow.figures.items():
+        assert figures.sums["sent"] == figures.sums["saved"] == full.figures[name].sums["sent"] / 2 > 0
+        assert full.figures[name].sums["saved"] == 0
+    assert narrow.losses != full.losses
+    assert narrow.losses == pytest.approx(expected, rel=2**-8), "bfloat16 has 8 bits"
+    for name, gradient in narrow.gradients.items():
+        assert (gradient - full.gradients[name]).abs().max() < 0.05 * full.gradients[name].abs().max(), name
+
+
 def twice(rank: int, world: int, expert_chunks: Any, schedule: str) -> tuple[dict[str, Tensor], Any, Any]:
     """Two steps, whose gradients add up: (gradients, grains, information in the second one's trace)."""
     pipe = Pipeline(

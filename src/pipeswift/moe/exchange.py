@@ -82,7 +82,8 @@ class ExpertExchange:
     """The middle of one MoE segment on one rank; see `pipeswift.runtime.exchange`.
 
     name: of the layer. experts: the module of those that this rank of `group` holds, `count` of them. A pass may be in
-    as many chunks as `grain` says, or in one.
+    as many chunks as `grain` says, or in one. payload: the type of rows on their way to experts in a forward, if not
+    their own.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class ExpertExchange:
         count: int,
         group: Group,
         grain: Grain = WHOLE,
+        payload: torch.dtype | None = None,
     ):
         self.form = Form.MOE if shared is None else Form.MOE_SHARED
         self.modules = (experts,) if shared is None else (experts, shared)
         self._name, self._experts, self._shared, self._count, self._group = name, experts, shared, count, group
+        self._payload = payload
         self._others = [rank for rank in range(group.size) if rank != group.rank]
         self.regroup(grain)
         self._loads: deque[Load] = deque(maxlen=_LOADS)
@@ -203,9 +206,11 @@ class ExpertExchange:
         splits = [[sum(table[rank][low] for low in experts) for rank in range(len(table))] for table in (room, sizes)]
         for split in splits:
             split[self._group.rank] = 0
-        received = sent.new_empty(sum(splits[0]), sent.shape[1])
-        self._all_to_all(received, sent, *splits)
-        pieces = received.split([room[rank][expert] for rank, expert in places])
+        narrow = self._payload if work.part is Part.DISPATCH and work.op is Op.F else None
+        leaves = sent.to(narrow or sent.dtype)
+        received = leaves.new_empty(sum(splits[0]), leaves.shape[1])
+        self._all_to_all(received, leaves, *splits)
+        pieces = received.to(sent.dtype).split([room[rank][expert] for rank, expert in places])
         for (rank, expert), piece in zip(places, pieces, strict=True):
             into[rank][expert] = piece
 

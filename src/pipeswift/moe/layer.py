@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,22 @@ Overflow = Literal["drop", "residual"]
 OVERFLOWS = ("drop", "residual")
 Arrangement = Literal["contiguous", "random"]
 ARRANGEMENTS = ("contiguous", "random")
+Payload = Literal["full", "bfloat16"]
+PAYLOADS: Mapping[str, torch.dtype | None] = {"full": None, "bfloat16": torch.bfloat16}
+
+
+class Dispatch(NamedTuple):
+    """Slots from low up to high are of this rank. payload: the type in which rows travel, if not their own."""
+
+    low: int
+    high: int
+    payload: torch.dtype | None
+
+    def bytes_of(self, counts: Tensor, like: Tensor) -> dict[str, Tensor]:
+        """Of the rows that leave, by slot: the bytes sent, and those saved."""
+        rows = counts.sum() - counts[self.low : self.high].sum()
+        size = (self.payload or like.dtype).itemsize
+        return {"sent": rows * like.shape[-1] * size, "saved": rows * like.shape[-1] * (like.dtype.itemsize - size)}
 
 
 class Inlet(nn.Module):
@@ -49,6 +65,7 @@ class Inlet(nn.Module):
         self.coefficients = balance, z
         self.told: tuple[Auxiliary, str] | None = None  # whom it tells of losses and loads, and under which name
         self.loss: Tensor | None = None  # of the last forward, where nobody is told
+        self.dispatch: Dispatch | None = None  # where ranks share out the experts
         self.register_buffer("slot_of", torch.tensor(placement.slot_of), persistent=False)
 
     def forward(self, x: Tensor) -> Routed:
@@ -70,7 +87,10 @@ class Inlet(nn.Module):
                 rows = tokens[spilt % len(tokens)]
                 stream = x + _by_token(rows, gates[spilt], spilt, self.router.top_k, like=x)
             order, counts = order[fits], counts.clamp(max=room)
-        stream = self._tell(stream, choice, asked, asked.sum() - counts.sum())
+        sums = {"rows": asked[self.slot_of], "dropped": asked.sum() - counts.sum()}
+        if self.dispatch is not None:
+            sums |= self.dispatch.bytes_of(counts, like=tokens)
+        stream = self._tell(stream, choice, sums)
         # A copy where the shared expert sees the tokens, so that its gradient and the experts' come apart.
         shared = tokens.view_as(tokens) if self.has_shared else None
         return Routed(stream, tokens[order % len(tokens)], gates[order], order, counts, shared)
@@ -81,18 +101,14 @@ class Inlet(nn.Module):
             return None
         return capacity(self.capacity_factor, tokens, self.router.top_k, len(self.slot_of))
 
-    def _tell(self, stream: Tensor, choice: Choice, by_slot: Tensor, dropped: Tensor) -> Tensor:
+    def _tell(self, stream: Tensor, choice: Choice, sums: dict[str, Tensor]) -> Tensor:
         balance, z = self.coefficients
         loss = balance * choice.balance + z * choice.z if balance or z else None
         if self.told is None:
             self.loss = loss
             return stream
         auxiliary, name = self.told
-        figures = Figures(
-            sums={"rows": by_slot[self.slot_of], "dropped": dropped},
-            means={"balance": choice.balance.detach(), "z": choice.z.detach()},
-        )
-        auxiliary.tell(name, figures)
+        auxiliary.tell(name, Figures(sums, means={"balance": choice.balance.detach(), "z": choice.z.detach()}))
         return stream if loss is None or not torch.is_grad_enabled() else attach(stream, loss, auxiliary)
 
 
@@ -120,6 +136,8 @@ class MoE(nn.Module):
         micro-batch, first choices and early tokens first. overflow: for the rest the expert gives nothing ("drop"), or
         hands the token on as it is ("residual").
     placement: of experts on the ranks of an expert-parallel group, "contiguous" or "random".
+    payload: the type in which tokens travel to experts on other ranks, "full" for their own, or "bfloat16"; what
+        experts make, and all gradients, travel in full.
     scale: of what is added to x, at the start of training. kind: makes the experts of a rank, as `Experts` does.
     Raises PipeSwiftError for sizes and settings that do not fit each other.
     """
@@ -142,11 +160,13 @@ class MoE(nn.Module):
         capacity_factor: float | None = None,
         overflow: Overflow = "drop",
         placement: Arrangement = "contiguous",
+        payload: Payload = "full",
         scale: float = 1.0,
         kind: Callable[..., nn.Module] = Experts,
     ):
         super().__init__()
-        _check(capacity_factor, overflow, placement)
+        _check(capacity_factor, overflow, placement, payload)
+        self._payload = PAYLOADS[payload]
         self._arrangement: Arrangement = placement
         self._seed = int(torch.randint(2**62, ()))
         self.placement = self._place(experts, surroundings.expert_ranks)
@@ -199,13 +219,16 @@ class MoE(nn.Module):
                 f"{self.placement.experts} experts on each of {group.size} ranks, and chunks are groups of these: use "
                 f"{self.placement.per_rank} at most"
             )
-        middle = ExpertExchange(name, self.experts, self.shared, self.placement.per_rank, group, grain)
+        held = self.placement.per_rank
+        self.inlet.dispatch = Dispatch(self._rank * held, (self._rank + 1) * held, self._payload)
+        middle = ExpertExchange(name, self.experts, self.shared, held, group, grain, self._payload)
         return Divided(self.inlet, middle, self.outlet)
 
     def report(self, auxiliary: Auxiliary, name: str) -> None:
         """Losses and figures of its forwards go there from now on, under that name.
 
-        sums: "rows", (experts,), how many assignments chose each expert; "dropped", how many of them found no room.
+        sums: "rows", (experts,), how many assignments chose each expert; "dropped", how many of them found no room;
+            where ranks share out experts, "sent" and "saved", bytes that dispatches sent and that the payload saved.
         means: "balance" and "z", the losses without their coefficients.
         """
         self.inlet.told = auxiliary, name
@@ -215,13 +238,15 @@ class MoE(nn.Module):
         return contiguous(experts, ranks) if self._arrangement == "contiguous" else shuffled(experts, ranks, self._seed)
 
 
-def _check(capacity_factor: float | None, overflow: str, placement: str) -> None:
+def _check(capacity_factor: float | None, overflow: str, placement: str, payload: str) -> None:
     if capacity_factor is not None and not capacity_factor > 0:
         raise PipeSwiftError(f"capacity_factor = {capacity_factor} is not above 0: use 1.25, or None to drop no token")
     if overflow not in OVERFLOWS:
         raise PipeSwiftError(f'overflow = {overflow!r} is neither "drop" nor "residual": use "drop"')
     if placement not in ARRANGEMENTS:
         raise PipeSwiftError(f'placement = {placement!r} is neither "contiguous" nor "random": use "contiguous"')
+    if payload not in PAYLOADS:
+        raise PipeSwiftError(f'payload = {payload!r} is neither "full" nor "bfloat16": use "full"')
 
 
 def _feed_forward(width: int, hidden: int, scale: float) -> nn.Module:

@@ -76,6 +76,7 @@ class Model(Section):
     capacity_factor: PositiveFloat | None = None
     overflow: Literal["drop", "residual"] = "drop"
     placement: Literal["contiguous", "random"] = "contiguous"
+    payload: Literal["full", "bfloat16"] = "full"
 
     @property
     def layers(self) -> int:
@@ -92,7 +93,8 @@ class Model(Section):
         """What an `MoE` takes besides its width; None for a dense model."""
         if not self.experts:
             return None
-        names = ("experts", "top_k", "scoring", "balance", "z", "jitter", "capacity_factor", "overflow", "placement")
+        routing = ("experts", "top_k", "scoring", "balance", "z", "jitter", "capacity_factor", "overflow")
+        names = (*routing, "placement", "payload")
         hidden = self.expert_width or 4 * self.width // self.top_k
         return {name: getattr(self, name) for name in names} | {"hidden": hidden, "shared": self.shared_width}
 

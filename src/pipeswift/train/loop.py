@@ -93,11 +93,13 @@ def expert_figures(pipe: Pipeline, result: Result | None) -> dict[str, Any]:
     if result is None:
         return {}
     layers = pipe.gather_figures(result).values()
+    sent, saved = (sum(int(layer.sums.get(name, 0)) for layer in layers) for name in ("sent", "saved"))
     rows = [layer.sums["rows"] for layer in layers]
     return {
         "expert_load": tuple((counts.max() / counts.double().mean()).item() for counts in rows),
         "expert_rows": tuple(tuple(counts.tolist()) for counts in rows),
         "dropped": sum(int(layer.sums["dropped"]) for layer in layers),
+        "saved": saved / (sent + saved) if saved else None,
         "balance": statistics.fmean(layer.means["balance"].item() for layer in layers),
     }
 

@@ -29,8 +29,8 @@ class Step:
 
     utilization: for each rank, the share of the last flush that it spent in passes.
     expert_rows: for each mixture of experts, in the last flush, how many choices fell on each expert; expert_load: on
-        the busiest, over an even share. dropped: how many choices found no room. balance: mean load-balance loss. For
-        dense models, nothing.
+        the busiest, over an even share. dropped: how many choices found no room. balance: mean load-balance loss.
+        saved: the share of the dispatches' bytes that a smaller payload saved. For dense models, nothing.
     """
 
     loss: float
@@ -43,6 +43,7 @@ class Step:
     expert_rows: tuple[tuple[int, ...], ...] = ()
     dropped: int = 0
     balance: float | None = None
+    saved: float | None = None
 
 
 @dataclass(frozen=True)
