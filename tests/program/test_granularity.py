@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op
-from pipeswift.program import BlockCosts, Line, choose, chunk, formulas, rule_of_thumb, simulate
+from pipeswift.program import BlockCosts, Form, Grain, Line, Part, choose, chunk, formulas, rule_of_thumb, simulate
 from tests.program.programs import one_block, quick
 
 
@@ -64,6 +64,16 @@ def test_the_choice_is_the_best_of_a_full_sweep(op, ratio, latency, start, local
     choice = choose(program, costs, most=most)
     assert everything[choice.chunks] <= 1.01 * min(everything.values())
     assert choice.seconds.items() <= everything.items()
+
+
+def test_where_costs_are_known_a_shared_expert_waits_to_hide_the_last_combine():
+    """The local tokens hide the first dispatch already."""
+    costs = BlockCosts(Line(0.0, 1.0), 0.4, {op: Line(0.0, 1.0) for op in Op}, 0.4, others={(Part.SHARED, Op.F): 0.3})
+    program = one_block(Op.F, Form.MOE_SHARED)
+    as_it_comes, arranged = (Grain(2, 2, known).cut(program, Op.F) for known in (None, costs))
+    assert simulate(as_it_comes, costs).elapsed == pytest.approx(1.0 + 0.3 + 0.2)
+    assert simulate(arranged, costs).elapsed == pytest.approx(1.0 + 0.3)
+    assert [work.part for work in arranged.works][-2:] == [Part.SHARED, Part.MERGE]
 
 
 def test_the_choice_can_be_overridden():

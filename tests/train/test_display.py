@@ -67,6 +67,7 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
             held_out=2.0,
             tokens_per_second=1000,
             seconds=60,
+            copies=2,
             grains={0: Grain(2, 1, COSTS), 1: Grain(3, 1, COSTS)},
             cores=2,
             ranks_here=2,
@@ -86,5 +87,6 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
         "stage: 3 2.",
         "stage: 2/1, 3/1.",
         MEASURED,
+        "the first of 2 copies",
     ):
         assert words in shown

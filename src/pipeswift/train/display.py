@@ -103,7 +103,8 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
     """Prints the closing table: a step as predicted and as measured, then what the run achieved."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     both = {"predicted": comparison.predicted, "measured": comparison.passes}
-    console.print("A late step of median length:")
+    whose = f", of the first of {outcome.copies} copies of the pipeline" if outcome.copies > 1 else ""
+    console.print(f"A late step of median length{whose}:")
     console.print(facts({title: summarize(comparison.schedule, trace) for title, trace in both.items()}))
     console.print(f"The step took {comparison.error:+.1%} against the replay of the durations measured in it.")
     for line in chain(_decisions(outcome), _grains(outcome.grains)):

@@ -51,8 +51,9 @@ class Outcome:
     """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps.
 
     first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
-    evaluations included. grains: by stage, in how many chunks experts were, where ranks shared these out. cores: of
-    this machine, shared by `ranks_here` ranks of `threads` threads each.
+    evaluations included. copies: of the pipeline; timelines are of the first. grains: by stage, in how many chunks
+    experts were, where ranks shared these out. cores: of this machine, shared by `ranks_here` ranks of `threads`
+    threads each.
     """
 
     schedule: Schedule
@@ -62,6 +63,7 @@ class Outcome:
     held_out: float
     tokens_per_second: float
     seconds: float
+    copies: int
     grains: Mapping[int, Grain]
     cores: int
     ranks_here: int
