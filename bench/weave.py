@@ -40,6 +40,7 @@ from pipeswift.ir import Action, B, F, Op, Order, Overlap, Schedule
 from pipeswift.program import (
     BlockCosts,
     Form,
+    Grain,
     Lane,
     Line,
     Part,
@@ -54,6 +55,7 @@ from pipeswift.program import (
 )
 from pipeswift.rehearse.kernels import Emulated, sleep_until
 from pipeswift.runtime.exchange import Divided
+from pipeswift.runtime.lanes import Lanes
 from pipeswift.simulate import replay
 from pipeswift.trace import Trace, makespan
 from shaped_link import ShapedLink, exchange
@@ -82,7 +84,7 @@ class Experts(nn.Module):
 
     def report(self, auxiliary: Any, name: str) -> None: ...
 
-    def divide(self, name: str, group: Any, chunks: tuple[int, int]) -> Divided:
+    def divide(self, name: str, group: Any, grain: Grain) -> Divided:
         return Divided(Ends(), Sleeping(self._costs, self._send, group.handle), Ends())
 
 
@@ -94,7 +96,7 @@ class Ends(nn.Module):
 class Sleeping:
     """An exchange that takes its time."""
 
-    form = Form.MOE
+    form, most = Form.MOE, 1
 
     def __init__(self, costs: BlockCosts, send: Send, handle: Any):
         self._costs, self._send, self._handle = costs, send, handle
@@ -114,6 +116,11 @@ class Sleeping:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(())
+
+    def regroup(self, grain: Grain) -> None: ...
+
+    def measure(self, lanes: Lanes) -> BlockCosts:
+        return self._costs
 
 
 def emulated(line: Line, size: float, handle: Any) -> None:
@@ -223,7 +230,14 @@ def pipeline(schedule: Schedule, costs: BlockCosts, send: Send, mesh: Any) -> ps
         return nn.Sequential(Emulated(WIDTH, F=ATTENTION, I=ATTENTION, W=ATTENTION), Experts(costs, send))
 
     layers = [block for _ in range(BLOCKS * schedule.num_stages)]
-    return ps.Pipeline(layers, loss=lambda output, target: (output * target).mean(), schedule=schedule, mesh=mesh)
+    return ps.Pipeline(
+        layers,
+        loss=lambda output, target: (output * target).mean(),
+        schedule=schedule,
+        mesh=mesh,
+        expert_chunks=1,
+        watchdog=None,  # it would look for the other ranks by their host's name, outside of the network's namespaces
+    )
 
 
 def pairs_in(trace: Trace, schedule: Schedule, rank: int) -> Iterator[Timeline]:
