@@ -296,8 +296,9 @@ class ExpertExchange:
         for share in SHARES:
             sizes = [max(round(share * computed / self._count), 1)] * self._count
             ones = self._like.new_ones(sum(sizes), self._like.shape[1])
-            layer = partial(self._experts, sizes=sizes)
-            seconds[sum(sizes) / computed] = seconds_of(layer, ones, self._ledger)
+            seconds[sum(sizes) / computed] = seconds_of(
+                lambda leaf, sizes=sizes: self._experts(leaf, sizes, 0), ones, self._ledger
+            )
         lines = {op: Line.fit({share: run[op] for share, run in seconds.items()}) for op in (Op.F, Op.I, Op.W)}
         return {op: line if op is Op.W else line._replace(fixed=line.fixed + besides) for op, line in lines.items()}
 

@@ -15,7 +15,7 @@ from pipeswift.runtime.backward import Ledger, weight_gradients
 from pipeswift.runtime.recorder import clock
 
 SHARES = (1.0, 0.5, 0.125)  # of the load, to see what of the time does not shrink with it
-REPEAT = 5
+REPEAT = 3
 LEAST = 16  # rows to measure with, at least
 
 

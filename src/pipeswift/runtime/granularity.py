@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pipeswift.ir import Action, Op, Schedule
 from pipeswift.program import BlockCosts, Grain, choose, compile_action
-from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.stage import Stage
@@ -26,10 +25,19 @@ class Granularity:
         self.due = shared_out and wanted is None
         self.grains = self._everyone() if shared_out else {}
 
-    def measure(self, lanes: Lanes) -> None:
-        """Finds the grain of every stage, between steps, by loads that have been seen. Every rank must call this."""
+    def measure(self, lanes: Lanes, moved: Callable[[], None]) -> None:
+        """Finds the grain of every stage, between steps, by loads that have been seen. Every rank must call this.
+
+        moved: called after each layer, for whoever watches.
+        """
         for stage in self._stages.values():
-            stage.regroup(_found(stage, self._peers.replicas.experts, lanes, self._schedule.splits_backward))
+            mine = []
+            for exchange in stage.exchanges:
+                mine.append(exchange.measure(lanes))
+                moved()
+            everyone = self._peers.replicas.experts.all_gather(mine)
+            costs = BlockCosts.mean([cost for theirs in everyone for cost in theirs])
+            stage.regroup(_chosen(stage, costs, self._schedule.splits_backward))
         self.due, self.grains = False, self._everyone()
 
     def info(self) -> dict[str, object]:
@@ -46,10 +54,8 @@ class Granularity:
         return dict(sorted(found.items()))
 
 
-def _found(stage: Stage, group: Group, lanes: Lanes, splits_backward: bool) -> Grain:
-    """The same on all ranks of the group: a pure function of what they tell each other."""
-    mine = [exchange.measure(lanes) for exchange in stage.exchanges]
-    costs = BlockCosts.mean([cost for theirs in group.all_gather(mine) for cost in theirs])
+def _chosen(stage: Stage, costs: BlockCosts, splits_backward: bool) -> Grain:
+    """The same on all ranks that share out experts, since they have the same costs."""
     most = min(exchange.most for exchange in stage.exchanges)
 
     def chunks(op: Op) -> int:

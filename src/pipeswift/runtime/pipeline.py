@@ -245,7 +245,7 @@ class Pipeline:
                     self._steering.learn(executor.schedule, result.trace)
             if self._granularity.due:
                 with self._progress.joining("what experts cost"):
-                    self._granularity.measure(self._lanes)
+                    self._granularity.measure(self._lanes, self._progress.move)
                 self._executors.drop()
             return result
 

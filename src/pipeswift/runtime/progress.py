@@ -43,6 +43,7 @@ class Progress:
         self.joins = ""  # the sum over ranks, or the like, that it is in
         self.copies: tuple[str, tuple[int, ...]] | None = None  # the same with some ranks only: what, and which
         self.run: Run | None = None
+        self.moves = 0  # of a call that takes long without running actions
         self.exchange: Callable[[], Work | None] = lambda: None  # the all-to-all that the host waits for
         self.last: Action | None = None  # of earlier runs
         self.error = ""  # where its last call failed, and how
@@ -84,6 +85,9 @@ class Progress:
         finally:
             self.copies = None
 
+    def move(self) -> None:
+        self.moves += 1
+
     def fail(self, error: BaseException) -> None:
         """Tells the others of an error that this rank's program may not survive."""
         doing = now_doing(self)[0].removeprefix(f"{BUSY}{self.phase}").removeprefix(BUSY)
@@ -95,7 +99,7 @@ class Progress:
         """Equal at two moments when the rank has not moved between them."""
         run = self.run
         started, ended = (run and len(run.started)), (run and run.ended)
-        return self.call, self.phase, self.joins, self.copies, started, ended, self.exchange()
+        return self.call, self.phase, self.joins, self.copies, started, ended, self.moves, self.exchange()
 
     def _enter(self, phase: str) -> None:
         recovers = bool(self.error)
