@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from pipeswift.errors import PipeSwiftError
+from pipeswift.runtime import Pipeline
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.peers import Grid, MeshError, init_mesh, peers_of
 from tests.procs import Pool
+from tests.runtime.models import batch, builders, token_loss
 
 
 def neighbours(rank: int, world: int, sizes: dict[str, int]) -> dict[str, list[int]]:
@@ -98,3 +104,22 @@ def test_a_fold_adds_in_the_order_of_ranks_wherever_an_element_stands(procs: Poo
     assert expected == 0.0, "the order does not show"
     for got in procs.run(fold, size, world=3):
         assert torch.equal(got, expected.expand(size))
+
+
+def lifetimes(rank: int, world: int) -> list[tuple[int, int]]:
+    """(open files, threads of any kind) after each of some pipelines has ended; a refused one counts as ended, too."""
+    mesh, left = init_mesh(pp=2, dp=2), []
+    for policy in ("swift", "swift", "none such", "swift"):
+        with suppress(PipeSwiftError):
+            pipe = Pipeline(builders(3), loss=token_loss, microbatches=2, mesh=mesh, policy=policy)
+            pipe.step(*batch(4))
+            pipe.close()
+            del pipe
+        left.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return left
+
+
+def test_the_groups_of_a_pipeline_end_with_it(procs: Pool):
+    # They stayed in torch's list of groups, with 2 threads and some 3 sockets each, as long as the world did.
+    for _, second, *others in procs.run(lifetimes, world=4):
+        assert all(files <= second[0] and threads <= second[1] for files, threads in others)

@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pipeswift.errors import PipeSwiftError
@@ -161,15 +162,18 @@ def peers_of(mesh: DeviceMesh | Peers | None, timeout: float = 1800.0) -> Peers:
     grid = Grid.of(mesh)
     everyone = [rank for row in grid.ranks for rank in row]
     store, me, patience = _store(), dist.get_rank(), timedelta(seconds=timeout)
-    meet(store, f"pipeline {occurrence(store, f'pipelines of rank {me}')}", me, sorted(everyone), patience)
+    place, numbers = f"pipeline {occurrence(store, f'pipelines of rank {me}')}", count()
+    meet(store, place, me, sorted(everyone), patience)
 
     def group(ranks: Sequence[int]) -> Group:
+        number, mine = next(numbers), ranks.index(me)
         if len(ranks) == 1:
             return Group()
         with traffic(), connecting("connecting the mesh's ranks"):
-            made = dist.new_group(ranks, timeout=patience, backend="gloo", use_local_synchronization=True)
-        assert isinstance(made, dist.ProcessGroup)
-        return Group(ranks.index(me), len(ranks), made)
+            # torch's new_group would keep it, with its threads and sockets, for as long as there is a world.
+            names = PrefixStore(f"{place}/group {number} of {ranks}", store)
+            made = dist.ProcessGroupGloo(names, mine, len(ranks), patience)
+        return Group(mine, len(ranks), cast(dist.ProcessGroup, made))
 
     row, replica = divmod(everyone.index(me), len(grid.ranks[0]))
     pipeline = [ranks[replica] for ranks in grid.ranks]
