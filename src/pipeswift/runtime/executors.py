@@ -15,13 +15,13 @@ class Executors:
     """make: the executor of a schedule. It is asked when the first run needs one."""
 
     def __init__(self, request: Request, assembly: Assembly, ranks: int, make: Callable[[Schedule], Executor]):
-        self._request, self._schedule, self._ranks, self._make = request, assembly.schedule, ranks, make
+        self._request, self._schedule, self._ranks = request, assembly.schedule, ranks
+        self._make: Callable[[Schedule], Executor] | None = make  # None once closed: it may hold what holds this
         self._made: dict[tuple[bool, int], Executor] = {}  # by (training, micro-batches)
-        self._closed = False
 
     def of(self, training: bool, microbatches: int | None) -> Executor:
         """The one that trains on, or evaluates, so many micro-batches; None: as many as the pipeline's schedule has."""
-        if self._closed:
+        if self._make is None:
             raise PipeSwiftError("the pipeline is closed: make a new one, or call close() after the last step")
         count = self._schedule.num_microbatches if microbatches is None else microbatches
         if not isinstance(count, int) or count < 1:
@@ -38,7 +38,7 @@ class Executors:
 
     def close(self) -> None:
         self.drop()
-        self._closed = True
+        self._make = None
 
     def _schedule_for(self, training: bool, count: int) -> Schedule:
         if not training:
