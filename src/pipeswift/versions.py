@@ -21,8 +21,8 @@ from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op, Schedule
 from pipeswift.trace import COMPUTE, Counter, Trace
 
-Policy = Literal["stash", "vertical", "2bw", "none"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
+WeightPolicy = Literal["stash", "vertical", "2bw", "none"]
+WEIGHT_POLICIES: tuple[WeightPolicy, ...] = get_args(WeightPolicy)
 
 
 class VersionError(PipeSwiftError):
@@ -53,7 +53,7 @@ class Versions:
     every: micro-batches per update.
     """
 
-    policy: Policy
+    policy: WeightPolicy
     every: int
     forward: np.ndarray
     backward: np.ndarray
@@ -78,7 +78,7 @@ class Versions:
         return max(self.live_after(rank, stage).values(), default=0)
 
 
-def versions(schedule: Schedule, policy: Policy = "stash", every: int = 1) -> Versions:
+def versions(schedule: Schedule, policy: WeightPolicy = "stash", every: int = 1) -> Versions:
     """The versions that a schedule without flush uses, from its orders alone.
 
     policy: "stash": F takes the newest version of its stage, the backward the same one (Narayanan et al. 2019,
@@ -116,10 +116,10 @@ def with_versions(trace: Trace, schedule: Schedule, plan: Versions) -> Trace:
     return replace(trace, counters=(*trace.counters, *_counters(trace, schedule, plan)))
 
 
-def _check(schedule: Schedule, policy: Policy, every: int) -> None:
+def _check(schedule: Schedule, policy: WeightPolicy, every: int) -> None:
     m, ranks = schedule.num_microbatches, schedule.num_ranks
-    if policy not in POLICIES:
-        raise VersionError(f"weights = {policy!r} is no weight policy: use one of {', '.join(POLICIES)}")
+    if policy not in WEIGHT_POLICIES:
+        raise VersionError(f"weights = {policy!r} is no weight policy: use one of {', '.join(WEIGHT_POLICIES)}")
     if schedule.flush:
         raise VersionError(
             f"weights = {policy!r} is for schedules that update within a step, and {schedule.name} flushes: "

@@ -22,7 +22,7 @@ from pipeswift.runtime import Pipeline, Update, init_mesh, shelf
 from pipeswift.runtime.loss import LossError
 from pipeswift.schedules import pipedream, zb_h1
 from pipeswift.simulate import replay
-from pipeswift.versions import Policy, versions, with_versions
+from pipeswift.versions import WeightPolicy, versions, with_versions
 from tests.procs import Pool
 from tests.runtime.models import Block, batch, builders, same, token_loss, token_loss_sum
 
@@ -45,7 +45,7 @@ class Checkpointed(Block):
 class Case(NamedTuple):
     """One way to train. blocks: as usual, or checkpointed. deferred: W apart from I, in ZB-H1's order."""
 
-    policy: Policy
+    policy: WeightPolicy
     every: int = 1
     blocks: str = "plain"
     deferred: bool = False

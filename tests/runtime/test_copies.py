@@ -23,7 +23,7 @@ from pipeswift.program import Lane
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.schedules import pipedream
 from pipeswift.simulate import replay
-from pipeswift.versions import Policy, versions, with_versions
+from pipeswift.versions import WeightPolicy, versions, with_versions
 from tests.procs import Pool
 from tests.runtime.models import batch, builders, same, token_loss
 from tests.runtime.test_asynchronous import CLIP
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
     copies: tuple[int, ...]
     every: int
-    policy: Policy = "stash"
+    policy: WeightPolicy = "stash"
     deferred: bool = False
 
     @property

@@ -6,13 +6,13 @@ import pytest
 from pipeswift.ir import B, F, Order, Overlap
 from pipeswift.schedules import pipedream
 from pipeswift.verify import InvalidSchedule, check_versions, verify, verify_versions
-from pipeswift.versions import POLICIES, versions
+from pipeswift.versions import WEIGHT_POLICIES, versions
 from tests.schedules.test_pipedream import REPLICAS
 from tests.simulate.written import written
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", WEIGHT_POLICIES)
 def test_every_policy_fits_pipedream(replicas, policy):
     ranks, turns = sum(replicas), lcm(*replicas)
     order = pipedream(ranks, 4 * ranks * turns, replicas)

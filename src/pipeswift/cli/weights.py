@@ -8,14 +8,14 @@ import typer
 
 from pipeswift.cli import options
 from pipeswift.ir import Schedule
-from pipeswift.versions import POLICIES, Policy, VersionError, Versions, versions
+from pipeswift.versions import WEIGHT_POLICIES, VersionError, Versions, WeightPolicy, versions
 
 Weights = Annotated[
     str | None,
     typer.Option(
         "--weights",
         metavar="POLICY",
-        help=f"Without flush: which version of its weights a pass uses: {', '.join(POLICIES)}; by default stash.",
+        help=f"Without flush: what version of its weights a pass uses: {', '.join(WEIGHT_POLICIES)}; by default stash.",
     ),
 ]
 UpdatesEvery = Annotated[
@@ -51,7 +51,7 @@ def plan_of(schedule: Schedule, weights: str | None, updates_every: int | None) 
     if schedule.flush and weights is None and updates_every is None:
         return None
     try:
-        return versions(schedule, cast(Policy, weights or "stash"), updates_every or 1)
+        return versions(schedule, cast(WeightPolicy, weights or "stash"), updates_every or 1)
     except VersionError as error:
         text = str(error).replace("updates_every =", "--updates-every").replace("weights =", "--weights")
         raise VersionError(text) from None

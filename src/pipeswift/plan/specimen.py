@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.ir import Op
+from pipeswift.program import WHOLE
 from pipeswift.runtime.batch import cut
 from pipeswift.runtime.boundary import Flat
 from pipeswift.runtime.cuts import build_stage
@@ -27,7 +28,7 @@ class Specimen:
 
     def __init__(self, module: nn.Module, index: int, device: torch.device):
         self.module = module
-        self.stage = build_stage(index, {index: module}, Group(), (1, 1), device)
+        self.stage = build_stage(index, {index: module}, Group(), WHOLE, device)
         self.parameters = list(module.parameters())
 
     @property

@@ -29,7 +29,7 @@ from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.ties import Tie, TieError, Ties, agree_on_ties, check_ties, found_in, merged, tie_locally
 from pipeswift.runtime.weights import Weights
 from pipeswift.verify import check
-from pipeswift.versions import Policy
+from pipeswift.versions import WeightPolicy
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Request:
     split: Rules
     seed: int
     config: Mapping[str, object]
-    weights: Policy | None = None
+    weights: WeightPolicy | None = None
     updates_every: int | None = None
     expert_chunks: int | tuple[int, int] | str = 1
     bucket: int = 1 << 22
     accepts: Callable[[Schedule], None] = lambda schedule: None
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> WeightPolicy:
         return self.weights or "stash"
 
     @property

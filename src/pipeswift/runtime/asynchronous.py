@@ -15,15 +15,15 @@ from pipeswift.runtime.shelf import Shelf
 from pipeswift.runtime.stage import Stage
 from pipeswift.runtime.weights import WIDE, Weights
 from pipeswift.verify import check_versions
-from pipeswift.versions import Policy, Versions, last_shares, versions
+from pipeswift.versions import Versions, WeightPolicy, last_shares, versions
 
 
 class Asynchronous:
     """What a pipeline without flush has besides: versions of its stages' weights, and updates under way."""
 
-    def __init__(self, stages: Mapping[int, Stage], weights: Mapping[int, Weights], policy: Policy, every: int):
+    def __init__(self, stages: Mapping[int, Stage], weights: Mapping[int, Weights], policy: WeightPolicy, every: int):
         self._stages, self._every = stages, every
-        self._policy: Policy = policy
+        self._policy: WeightPolicy = policy
         if policy == "none":
             for stage in stages.values():
                 stage.prepare_split()  # I can take other weights than F only in the deferred forms
@@ -86,7 +86,7 @@ class Asynchronous:
             recorder.add(Lane.ALL_TO_ALL, action, start, end)
 
 
-def plan_of(schedule: Schedule, policy: Policy, every: int) -> Versions:
+def plan_of(schedule: Schedule, policy: WeightPolicy, every: int) -> Versions:
     """The versions that a run of `schedule` will use. Raises VersionError, or InvalidSchedule, where it cannot run."""
     plan = versions(schedule, policy, every)
     check_versions(schedule, plan)

@@ -44,7 +44,7 @@ from pipeswift.runtime.ties import Ties
 from pipeswift.runtime.watchdog import watch
 from pipeswift.runtime.wiring import Wiring
 from pipeswift.trace import Trace
-from pipeswift.versions import Policy as WeightPolicy
+from pipeswift.versions import WeightPolicy
 
 
 class Pipeline:
