@@ -25,7 +25,7 @@ def train_once(rank: int, world: int, every: list[Schedule]) -> list[tuple[dict[
         pipe = Pipeline(
             builders(LAYERS), loss=token_loss, schedule=schedule, microbatches=schedule.num_microbatches, mesh=mesh
         )
-        with SavedTensors(list(pipe.stages.values())) as saved:
+        with SavedTensors(list(pipe.stages.values()), pipe.schedule.route_of) as saved:
             pipe.step(*batch(2 * MICROBATCHES))
         results.append(({name: parameter.grad for name, parameter in pipe.named_parameters()}, saved.peak))
         pipe.close()

@@ -58,10 +58,11 @@ def _value(orders, dependencies, links, samples, by_span, scratch):
     arrival, start, end = scratch
     offsets = orders[2]
     ranks = len(offsets) - 1
+    apart = np.full((1, 1), np.nan)  # nothing is woven, so no pair has a cost
     longest = mean = 0.0
     for draw in range(len(samples)):
         arrival[:] = np.nan
-        reached = play(orders, dependencies, links, samples[draw], np.nan, arrival, start, end)
+        reached = play(orders, dependencies, links, samples[draw], apart, arrival, start, end)
         most = 0.0
         for rank in range(ranks):
             if reached[rank] != offsets[rank + 1]:
