@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pipeswift import __version__
-from pipeswift.cli import simulate
+from pipeswift.cli import policy
 
 
 def process(*arguments, **options):
@@ -57,7 +57,7 @@ def test_ctrl_c_is_quiet(pipeswift, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulate, "replay", interrupted)
+    monkeypatch.setattr(policy, "replay", interrupted)
     assert pipeswift("simulate", "1f1b", "--pp", 2, "--microbatches", 2) == (130, "", "")
 
 

@@ -171,9 +171,11 @@ def _write_many(found: swings.Swings, target: str | None, heading: str) -> None:
             json.dump(asdict(found), file)
             file.write("\n")
         return
+    from pipeswift.report.table import quartiles
+
     console = output.console()
     console.print(f"{heading}, policy {found.policy}, {found.pattern}, sigma {found.variability:g}", style="bold")
-    console.print(swings.table(found))
+    console.print(quartiles(swings.rows(found), f"{len(found.makespans)} seeds"))
 
 
 def _write_picture(format: str) -> Callable[[Run, IO], None]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-import numpy as np
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from pipeswift.cli import options
 from pipeswift.cost import Costs
@@ -106,15 +103,8 @@ def simulate(schedule: Schedule, policy: str, draws: Draws, nominal: Costs, cloc
     return Swings(schedule.name, *size, policy, draws.sigma, draws.pattern.value, makespans, bounds, used)
 
 
-def table(swings: Swings) -> Table:
-    """Median and quartiles over the seeds."""
+def rows(swings: Swings) -> dict[str, Sequence[float]]:
+    """What to show of the seeds: for each name a number per seed."""
     over = [100 * (mine / least - 1) for mine, least in zip(swings.makespans, swings.lower_bounds, strict=True)]
-    rows = {"makespan, s": swings.makespans, "lower bound, s": swings.lower_bounds, "over the bound, %": over}
-    rows |= {f"rule {rule}": counts for rule, counts in swings.rules.items()}
-    found = Table(box=SIMPLE_HEAD, show_edge=False)
-    found.add_column(f"{len(over)} seeds", style="bold")
-    for quantile in ("quartile", "median", "quartile"):
-        found.add_column(quantile, justify="right")
-    for name, values in rows.items():
-        found.add_row(name, *(f"{value:.6g}" for value in np.quantile(values, (0.25, 0.5, 0.75))))
-    return found
+    found = {"makespan, s": swings.makespans, "lower bound, s": swings.lower_bounds, "over the bound, %": over}
+    return found | {f"rule {rule}": counts for rule, counts in swings.rules.items()}

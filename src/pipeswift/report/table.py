@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -67,3 +68,14 @@ _FACTS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("peak activations per rank", lambda summary: _activations(summary.peak_activations)),
     ("parameters", lambda summary: f"x {summary.parameters:g}"),
 )
+
+
+def quartiles(rows: Mapping[str, Sequence[float]], title: str) -> Table:
+    """A row per name: the lower quartile, the median and the upper quartile of its numbers."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    table.add_column(title, style="bold")
+    for column in ("quartile", "median", "quartile"):
+        table.add_column(column, justify="right")
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.6g}" for value in np.quantile(values, (0.25, 0.5, 0.75))))
+    return table
