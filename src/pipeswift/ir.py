@@ -26,6 +26,8 @@ class Op(IntEnum):
     W = 2  # backward, gradient of the weights only
     B = 3  # backward, both at once
 
+    __hash__ = int.__hash__  # Enum's is a Python function, and actions are looked up all the time
+
 
 class Product(IntEnum):
     """What a pass leaves behind for others."""
@@ -33,6 +35,8 @@ class Product(IntEnum):
     OUTPUT = 0  # the stage's output, needed by the next stage's F and by this stage's backward
     GRADIENT = 1  # the gradient of the stage's input, needed by the stage before and by this stage's W
     WEIGHT_GRADIENT = 2  # needed by the optimizer
+
+    __hash__ = int.__hash__
 
 
 #: For each op, what it makes.
