@@ -17,6 +17,7 @@ from pipeswift.trace import (
     memory_curve,
     peak_memory,
     spans_per_rank,
+    whole_passes,
 )
 
 
@@ -121,3 +122,13 @@ def columns(spans):
     stage, op, microbatch, start, end = map(np.array, zip(*spans, strict=True))
     zeros = np.zeros_like(stage)
     return zeros, stage, op, microbatch, start, end, zeros
+
+
+def test_a_whole_pass_has_what_it_waits_for_inside():
+    pieces = trace_of((0, Op.F, 0, 0, 1), (1, Op.F, 0, 2, 3), (0, Op.F, 0, 2, 4), (0, Op.B, 0, 5, 6))
+    whole = whole_passes(pieces)
+    assert list(zip(whole.rank, whole.op, whole.start, whole.end, strict=True)) == [
+        (0, Op.F, 0, 4),
+        (0, Op.B, 5, 6),
+        (1, Op.F, 2, 3),
+    ]

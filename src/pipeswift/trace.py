@@ -73,6 +73,19 @@ class Trace:
 COLUMNS = ("rank", "stage", "op", "microbatch", "start", "end", "lane")
 
 
+def whole_passes(trace: Trace) -> Trace:
+    """The compute lane with one span per pass, from its first start to its last end: what a pass waits for in between,
+    such as all-to-alls, counts as part of it."""
+    spans = trace.only(trace.lane == COMPUTE)
+    keys = np.stack([spans.rank, spans.stage, spans.op, spans.microbatch], axis=1)
+    _, where, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    start, end = np.full(len(where), np.inf), np.full(len(where), -np.inf)
+    np.minimum.at(start, which.reshape(-1), spans.start)
+    np.maximum.at(end, which.reshape(-1), spans.end)
+    found = replace(spans.only(where), start=start, end=end)
+    return found.only(np.lexsort((start, found.rank)))
+
+
 def makespan(trace: Trace) -> float:
     """Seconds from the first start to the last end over all ranks."""
     _require_spans(trace)

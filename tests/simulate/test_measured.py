@@ -64,3 +64,11 @@ def test_a_pass_with_all_to_alls_lasts_from_its_first_start_to_its_last_end():
     costs = measured_costs(schedule, Trace(1, zeros, stage, op, zeros, start, end, lane))
     assert costs.seconds[Op.F, 0, 0] == 4.0
     assert costs.seconds[Op.B, 0, 0] == 2.0
+
+
+def test_an_overlap_lasts_as_long_as_it_was_measured():
+    woven = build("1f1b-overlap", 3, 6)
+    costs = replace(Costs.uniform(3, F=1.0, I=1.0, W=1.0), overlap=2.25)
+    trace = replay(woven, costs)
+    again = replay(woven, measured_costs(woven, trace))
+    assert np.allclose(again.end, trace.end)

@@ -10,7 +10,7 @@ import numpy as np
 from pipeswift.cost import activations
 from pipeswift.ir import Schedule
 from pipeswift.simulate import measured_costs, run
-from pipeswift.trace import COMPUTE, Trace, makespan
+from pipeswift.trace import Trace, makespan, whole_passes
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Comparison:
 
     @property
     def passes(self) -> Trace:
-        """What of the measured timeline the replay predicts."""
-        return _passes(self.measured)
+        """What of the measured timeline the replay predicts: whole passes, with what they wait for inside."""
+        return whole_passes(self.measured)
 
 
 def compare(schedule: Schedule, steps: Sequence[Trace], updates_every: int | None = None) -> Comparison:
@@ -45,10 +45,6 @@ def compare(schedule: Schedule, steps: Sequence[Trace], updates_every: int | Non
 
     updates_every: without flush, micro-batches per update, for which ranks of one stage wait for each other.
     """
-    measured = sorted(steps, key=lambda step: makespan(_passes(step)))[len(steps) // 2]
+    measured = sorted(steps, key=lambda step: makespan(whole_passes(step)))[len(steps) // 2]
     predicted = run(schedule, measured_costs(schedule, measured), updates_every=updates_every)
     return Comparison(schedule, replace(predicted, name="predicted"), replace(measured, name="measured"))
-
-
-def _passes(trace: Trace) -> Trace:
-    return trace.only(trace.lane == COMPUTE)
