@@ -66,8 +66,13 @@ def cases(p: int) -> list[Case]:
         Case("stash", every=2, optimizer="sgd"),
         *(Case(policy, deferred=True) for policy in ("stash", "vertical")),
         Case("2bw", every=p, deferred=True),
-        *(Case("stash", blocks=kind) for kind in ("checkpointed", "reentrant")),
-        Case("vertical", blocks="checkpointed", deferred=True),
+        Case("stash", blocks="reentrant"),
+        *(
+            Case(policy, blocks="checkpointed", deferred=deferred)
+            for policy in ("stash", "vertical")
+            for deferred in (False, True)
+        ),
+        *(Case("2bw", every=p, blocks="checkpointed", deferred=deferred) for deferred in (False, True)),
     ]
 
 

@@ -135,7 +135,7 @@ def test_the_trace_tells_of_decisions_and_of_messages(procs):
 
 
 def frozen(rank: int, world: int) -> dict[str, list[int]]:
-    layers = [Embed, partial(Block, 0), partial(Frozen, 1, call=3, seconds=0.4), Head]
+    layers = [Embed, partial(Block, 0), partial(Frozen, 1, call=3, seconds=2.0), Head]
     pipe = Pipeline(
         layers,
         loss=token_loss,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
@@ -103,7 +103,7 @@ def simulate(schedule: Schedule, policy: str, draws: Draws, nominal: Costs, cloc
     return Swings(schedule.name, *size, policy, draws.sigma, draws.pattern.value, makespans, bounds, used)
 
 
-def rows(swings: Swings) -> dict[str, Sequence[float]]:
+def rows(swings: Swings) -> Mapping[str, Sequence[float]]:
     """What to show of the seeds: for each name a number per seed."""
     over = [100 * (mine / least - 1) for mine, least in zip(swings.makespans, swings.lower_bounds, strict=True)]
     found = {"makespan, s": swings.makespans, "lower bound, s": swings.lower_bounds, "over the bound, %": over}
