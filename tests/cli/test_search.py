@@ -130,7 +130,10 @@ def test_a_terminal_sees_progress_and_ctrl_c_takes_the_best():
     while b"Ctrl-C takes it" not in seen:
         seen += os.read(leader, 4096)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    os.close(leader)
+    try:
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()  # where it did not heed Ctrl-C
+        os.close(leader)
     assert process.returncode == 0
     assert json.loads(out)["seconds"] < 3600
