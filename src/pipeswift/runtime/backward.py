@@ -8,6 +8,7 @@ matrices) take a form of their own: their backward makes the input's gradient at
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,19 +54,28 @@ _WHOLE = Ledger()  # of backwards that are never cut in two
 @torch.no_grad()
 def weight_gradients(pendings: Sequence[Pending]) -> None:
     """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
-    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    uses = Counter(id(parameter) for pending in pendings for parameter in pending.parameters)
+    sums: dict[int, Tensor] = {}
     for pending in pendings:
         for parameter, gradient in zip(pending.parameters, pending.gradients(), strict=True):
             if parameter is None or gradient is None:
                 continue
+            key = id(parameter)
             gradient = gradient.to(parameter.dtype)
-            earlier = sums.get(id(parameter))
-            sums[id(parameter)] = parameter, gradient if earlier is None else earlier[1] + gradient
-    for parameter, gradient in sums.values():
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            parameter.grad.add_(gradient)
+            if key in sums:
+                gradient = sums[key] + gradient
+            uses[key] -= 1
+            if uses[key]:
+                sums[key] = gradient
+            else:  # at once, while it lies in the cache
+                _accumulate(parameter, gradient)
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
 
 
 def joined(pendings: Sequence[Pending]) -> list[Pending]:
