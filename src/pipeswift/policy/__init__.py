@@ -1,5 +1,6 @@
 """Decisions: which ready action a rank starts next."""
 
+from pipeswift.policy.agreement import LEADER, Agreed, Message
 from pipeswift.policy.base import Decision, Policy, Rule, View
 from pipeswift.policy.calibrate import calibrate
 from pipeswift.policy.follow import Follow
@@ -9,10 +10,13 @@ from pipeswift.policy.source import source_order
 from pipeswift.policy.swift import Prices, Rules, Swift
 
 __all__ = [
+    "LEADER",
+    "Agreed",
     "Alarm",
     "Calibration",
     "Decision",
     "Follow",
+    "Message",
     "Monitor",
     "Policy",
     "Prices",

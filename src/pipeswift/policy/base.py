@@ -7,6 +7,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from pipeswift.ir import Action, Overlap
+from pipeswift.policy.agreement import Agreed
 from pipeswift.policy.monitor import Monitor
 from pipeswift.policy.ready import Ready
 
@@ -46,6 +47,10 @@ class Policy(Protocol):
     def next(self, ready: Ready, view: View) -> Decision:
         """What to do now. Pure: same facts, same answer."""
         ...
+
+    def ahead(self, ready: Agreed, view: View, running: Action) -> Action | None:
+        """What the leader of an expert group promises as next when it starts `running`; None to decide later."""
+        return None
 
     def monitor(self, rank: int) -> Monitor | None:
         """A new watch over the rank's passes and neighbours, for `View.monitor`; None for a policy that needs none."""

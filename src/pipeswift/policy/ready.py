@@ -39,6 +39,7 @@ class Ready:
         self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
         self._feeds = _feeds(schedule, [stage for _, stage in self._held])
         self._depth = 0
+        self._line: tuple[Action, ...] | None = None
         self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
         self._unfinished = sum(len(queue) for queue in self._forward.values())
 
@@ -49,13 +50,13 @@ class Ready:
 
     def arrive(self, product: Product, stage: int, microbatch: int) -> None:
         """A product made elsewhere is here now."""
-        self._here.add((product, stage, microbatch))
-        self._depth += (product, stage) in self._feeds
+        self._add(product, stage, microbatch)
 
     def start(self, action: Action) -> None:
         """The action starts: it leaves its queue, and an F takes a slot."""
         place = action.stage, self._route_of[action.microbatch]
         head = self._queues[action.op][place].popleft()
+        self._line = None
         if head != action.microbatch:
             raise ValueError(f"{action} started out of order: micro-batch {head} was next")
         if action.op is not Op.W and (action.op is not Op.F or action.stage):
@@ -69,7 +70,7 @@ class Ready:
         """The action ended: what it made is here, and what only it needed is not kept."""
         stage, op, microbatch = action
         for product in MAKES[op]:
-            self.arrive(product, stage, microbatch)
+            self._add(product, stage, microbatch)
         if op in self._closing:
             self._free[stage, self._route_of[microbatch]] += 1
             self._unfinished -= 1
@@ -93,16 +94,24 @@ class Ready:
         """Every ready action; a backward is offered whole (B) and split (I)."""
         return (action for action in self.next_in_line() if action in self)
 
-    def next_in_line(self) -> Iterator[Action]:
-        """For each stage and route, the next action of each op, ready or not."""
-        for route, stage in self._held:
-            for make, queues in ((F, self._forward), (I, self._backward), (B, self._backward), (W, self._weight)):
-                if queue := queues[stage, route]:
-                    yield make(stage, queue[0])
+    def next_in_line(self) -> tuple[Action, ...]:
+        """For each stage and route, the next action of each op, ready or not; the same tuple until an action starts."""
+        if self._line is None:
+            self._line = tuple(
+                make(stage, queue[0])
+                for route, stage in self._held
+                for make, queues in ((F, self._forward), (I, self._backward), (B, self._backward), (W, self._weight))
+                if (queue := queues[stage, route])
+            )
+        return self._line
 
     def has(self, product: Product, stage: int, microbatch: int) -> bool:
         """Whether what that stage made of that micro-batch is here."""
         return (product, stage, microbatch) in self._here
+
+    def _add(self, product: Product, stage: int, microbatch: int) -> None:
+        self._here.add((product, stage, microbatch))
+        self._depth += (product, stage) in self._feeds
 
     @property
     def depth(self) -> int:

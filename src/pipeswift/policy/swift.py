@@ -8,6 +8,7 @@ from math import inf
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule
+from pipeswift.policy.agreement import Agreed
 from pipeswift.policy.base import Decision, Policy, Rule, View
 from pipeswift.policy.monitor import Alarm, Calibration, Monitor
 from pipeswift.policy.ready import Ready, Slots, slots_of
@@ -66,6 +67,8 @@ class Swift(Policy):
         self._rank_of = hint.routes[0]
         self._last = hint.num_stages - 1
         self._places = [dict(zip(order, count())) for order in hint.orders]
+        # By rank, the last line, and the actions that it was made of: they stay the same while a rank waits.
+        self._lines: list[tuple[tuple[Action, ...], list[tuple[int, Action]]]] = [((), [])] * hint.num_ranks
         self._slots = [slots[stage, 0] for stage in range(hint.num_stages)]
         # With as many slots as the hint needs, its first unstarted action over all ranks can always run.
         self._may_follow = rules.follow and all(slots[place] >= most for place, most in needed.items())
@@ -108,13 +111,29 @@ class Swift(Policy):
             return Decision(choice, Rule.FOLLOW)
         return self._throttled(choice, able, ready, monitor) or Decision(choice, Rule.ADVANCE)
 
+    def ahead(self, ready: Agreed, view: View, running: Action) -> Action | None:
+        """The hint's next, where the group will not wait for it: it is ready, or will be when `running` has ended.
+
+        While times are steady it is the next whatever happens.
+        """
+        first = next((action for _, action in self._line(ready, view.rank) if ready.meets(action)), None)
+        monitor = view.monitor
+        assert monitor is not None
+        if first is None or ready.ready_on_all(first) or (self._may_follow and monitor.steady):
+            return first
+        if first.op is Op.F and not ready.room_on_all(first.stage, 0):
+            return None
+        return first if self._arrival(first, ready, monitor) <= view.now + monitor.expected(running) else None
+
     def _line(self, ready: Ready, rank: int) -> list[tuple[int, Action]]:
         """(place in the hint, action) of the next of each stage and op, ready or not, the next in the hint first."""
-        places = self._places[rank]
-        line = [(places.get(action, -1), action) for action in ready.next_in_line()]
-        line.sort()
-        while line and line[0][0] < 0:  # a B where the hint has I and W, or the reverse
-            del line[0]
+        actions = ready.next_in_line()
+        made_of, line = self._lines[rank]
+        if actions is not made_of:
+            places = self._places[rank]
+            # Without a B where the hint has I and W, or the reverse.
+            line = sorted((places[action], action) for action in actions if action in places)
+            self._lines[rank] = actions, line
         return line
 
     def _price(self, ahead: int, action: Action) -> float:

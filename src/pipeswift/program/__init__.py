@@ -11,7 +11,7 @@ from pipeswift.program.compile import Form, compile_action
 from pipeswift.program.costs import LINKS, BlockCosts, Line, Link, link_of
 from pipeswift.program.granularity import WHOLE, Choice, Grain, choose, formulas, rule_of_thumb
 from pipeswift.program.steps import Kind, Lane, Part, Program, Step, Work, issue
-from pipeswift.program.timeline import Seconds, Span, Timeline, bound, simulate
+from pipeswift.program.timeline import Seconds, Span, Timeline, bound, simulate, together
 
 __all__ = [
     "LINKS",
@@ -43,4 +43,5 @@ __all__ = [
     "merge",
     "rule_of_thumb",
     "simulate",
+    "together",
 ]

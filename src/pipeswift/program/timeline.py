@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,20 +61,49 @@ def simulate(program: Program, seconds: Seconds) -> Timeline:
     A launch costs the host nothing; the work starts when its lane has done what was launched before. A message that is
     taken is `seconds` late; one that is sent keeps its lane, and nobody here waits for it.
     """
-    host = 0.0
-    free = dict.fromkeys(Lane, 0.0)
-    ends: dict[Work, float] = {}
-    spans = []
+    return together(program, [seconds], [0.0])[0]
+
+
+def together(program: Program, seconds: Sequence[Seconds], starts: Sequence[float]) -> list[Timeline]:
+    """The same on several ranks, each with its own seconds and start, which meet in all-to-alls.
+
+    An all-to-all begins on a rank when its lane has come to it, and ends on all at once: as much later than the last
+    beginning as the slowest of them takes.
+    """
+    hosts = [_Host(start) for start in starts]
     for kind, work in program.steps:
-        if kind is Kind.WAIT:
-            host = max(host, ends[work])
+        if work.lane is Lane.ALL_TO_ALL and kind is Kind.LAUNCH:
+            begins = [host.begins(work) for host in hosts]
+            end = max(begins) + max(each(work) for each in seconds)
+            for host, start in zip(hosts, begins, strict=True):
+                host.spend(work, start, end)
             continue
-        start = max(host, free[work.lane])
-        free[work.lane] = ends[work] = end = start + seconds(work)
-        spans.append(Span(work, start, end))
-        if kind in (Kind.COMPUTE, Kind.TAKE):
-            host = end
-    return Timeline(tuple(spans))
+        for host, each in zip(hosts, seconds, strict=True):
+            if kind is Kind.WAIT:
+                host.now = max(host.now, host.ends[work])
+                continue
+            start = host.begins(work)
+            host.spend(work, start, start + each(work))
+            if kind in (Kind.COMPUTE, Kind.TAKE):
+                host.now = host.ends[work]
+    return [Timeline(tuple(host.spans)) for host in hosts]
+
+
+class _Host:
+    """One rank that takes steps. ends: of its works."""
+
+    def __init__(self, now: float):
+        self.now = now
+        self.ends: dict[Work, float] = {}
+        self.spans: list[Span] = []
+        self._free = dict.fromkeys(Lane, now)
+
+    def begins(self, work: Work) -> float:
+        return max(self.now, self._free[work.lane])
+
+    def spend(self, work: Work, start: float, end: float) -> None:
+        self._free[work.lane] = self.ends[work] = end
+        self.spans.append(Span(work, start, end))
 
 
 def bound(program: Program, seconds: Seconds) -> float:

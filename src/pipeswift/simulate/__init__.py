@@ -2,6 +2,7 @@
 
 from pipeswift.simulate.deadlock import Deadlock, Stuck
 from pipeswift.simulate.events import run
+from pipeswift.simulate.joint import run_joint
 from pipeswift.simulate.measured import measured_costs
 from pipeswift.simulate.replay import replay
 from pipeswift.simulate.tables import CostsMismatch
@@ -20,6 +21,7 @@ __all__ = [
     "measured_costs",
     "replay",
     "run",
+    "run_joint",
     "varied",
     "work_bound",
 ]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf, isnan, nan
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeswift.cost import Costs
 from pipeswift.ir import Action, Op, Overlap, Product, Schedule, needs, parts
-from pipeswift.policy import Follow, Policy, Ready, Slots, Summary, View, slots_of
+from pipeswift.policy import Agreed, Follow, Message, Policy, Ready, Slots, Summary, View, slots_of
 from pipeswift.simulate.deadlock import Deadlock, Stuck, misses
 from pipeswift.simulate.meetings import Meetings
 from pipeswift.simulate.replay import timeline
 from pipeswift.simulate.tables import NONE, links, product_of, unmeasured
 from pipeswift.simulate.watch import Watch
-from pipeswift.trace import Trace
+from pipeswift.trace import COMPUTE, Trace
 
 
 def run(
@@ -45,62 +46,72 @@ def run(
     """
     policy = Follow(schedule) if policy is None else policy
     slots = slots_of(schedule) if slots is None else slots
-    clock = _Clock(schedule, costs, slots, policy, hearsay, Meetings(schedule, updates_every))
-    clock.play()
+    ready = [Ready(schedule, rank, slots) for rank in range(schedule.num_ranks)]
+    clock = Clock(schedule, costs, ready, policy, hearsay, Meetings(schedule, updates_every))
+    play([clock])
     return clock.trace()
 
 
-class _Clock:
-    """The state of one run: what each rank has done, and the events to come."""
+def play(clocks: Sequence[Clock]) -> None:
+    """Lets everything happen on all of `clocks`, which share their time. Raises Deadlock as `run` does."""
+    now, touched = 0.0, [(clock, rank) for clock in clocks for rank in range(clock.schedule.num_ranks)]
+    while touched:
+        for clock, rank in touched:
+            clock.ask(rank, now)
+        now = min(clock.next_event for clock in clocks)
+        touched = [(clock, rank) for clock in clocks for rank in sorted(set(clock.happen(now)))]
+    for clock in clocks:
+        clock.require_end()
+
+
+class Landed(NamedTuple):
+    """What `action` made is there."""
+
+    product: Product
+    action: Action
+
+
+class Clock:
+    """The state of one pipeline's run: what each rank has done, and the events to come."""
 
     def __init__(
         self,
         schedule: Schedule,
         costs: Costs,
-        slots: Slots,
+        ready: Sequence[Ready],
         policy: Policy,
-        hearsay: Callable[[Summary, int], float] | None,
-        meetings: Meetings,
+        hearsay: Callable[[Summary, int], float] | None = None,
+        meetings: Meetings | None = None,
     ):
-        self._schedule = schedule
+        self.schedule = schedule
         self._costs = costs
         self._links, self._pairs = links(schedule, costs), costs.pairs
-        self._ready = [Ready(schedule, rank, slots) for rank in range(schedule.num_ranks)]
+        self.ready = ready
         self._started = [0] * schedule.num_ranks
         self._running = [0] * schedule.num_ranks  # actions started and not ended, and meetings
-        self._meetings = meetings
-        self._spans: list[list[tuple[Action, float, float]]] = [[] for _ in range(schedule.num_ranks)]
+        self._meetings = meetings or Meetings(schedule, None)
+        self._spans: list[list[tuple[Action, float, float, int]]] = [[] for _ in range(schedule.num_ranks)]
         self._channel_free: dict[int, float] = {}
         self._policy = policy
         self._idle_since = [0.0] * schedule.num_ranks
         monitors = [policy.monitor(rank) for rank in range(schedule.num_ranks)]
         self._watch = Watch(schedule, costs, monitors, hearsay) if any(monitors) else None
-        # (time, number, rank, action, what arrives there of it): no product when the action ends there, no action
-        # when the policy wants to be asked.
-        self._events: list[tuple[float, int, int, Action | None, Product | None]] = []
+        # (time, number, rank, what): an action that ends there, what another rank's has made, a member's message, or
+        # None when the policy wants to be asked.
+        self._events: list[tuple[float, int, int, Action | Landed | Message | None]] = []
         self._number = count()
-
-    def play(self) -> None:
-        now, touched = 0.0, set(range(self._schedule.num_ranks))
-        while True:
-            for rank in sorted(touched):
-                self._ask(rank, now)
-            if not self._events:
-                break
-            now = self._events[0][0]
-            touched = set(self._happen(now))
-        if stuck := list(self._stuck()):
-            raise Deadlock(self._schedule.name, self._schedule.num_ranks, stuck)
 
     def trace(self) -> Trace:
         spans = [span for mine in self._spans for span in mine]
-        rows = np.array([action for action, _, _ in spans], dtype=np.int32).reshape(-1, 3)
-        start, end = np.array([times for _, *times in spans], dtype=np.float64).reshape(-1, 2).T
-        trace = timeline(self._schedule, rows, [len(mine) for mine in self._spans], start, end)
-        return replace(trace, counters=self._watch.counters()) if self._watch else trace
+        rows = np.array([action for action, *_ in spans], dtype=np.int32).reshape(-1, 3)
+        start, end, lane = np.array([rest for _, *rest in spans], dtype=np.float64).reshape(-1, 3).T
+        trace = timeline(self.schedule, rows, [len(mine) for mine in self._spans], start, end)
+        counters = self._watch.counters() if self._watch else ()
+        return replace(trace, lane=lane.astype(np.int32), counters=counters)
 
-    def _ask(self, rank: int, now: float) -> None:
-        ready = self._ready[rank]
+    def ask(self, rank: int, now: float) -> None:
+        """The policy says what a rank does next, unless it is at work or has done all."""
+        ready = self.ready[rank]
         if self._running[rank] or ready.finished:
             return
         monitor = self._watch.monitor(rank, now) if self._watch else None
@@ -110,19 +121,36 @@ class _Clock:
             self._watch.note(rank, now, rule, ready.depth)
         if entry is None:
             if now < until < inf:
-                self._push(until, rank, None, None)
+                self.push(until, rank, None)
             return
         for action in parts(entry):
             if action not in ready:
                 raise ValueError(f"the policy started {entry} on rank {rank} at {now}, where {action} is not ready")
         self._started[rank] += 1
-        for action, start, end in self._times(entry, now):
-            ready.start(action)
-            self._running[rank] += 1
-            self._spans[rank].append((action, start, end))
-            self._push(end, rank, action, None)
+        self.begin(rank, entry, now)
         if self._watch:
             self._watch.tell(rank, parts(entry)[0], now, ready.depth)
+        self.promise(rank, parts(entry)[0], view)
+
+    def begin(self, rank: int, entry: Action | Overlap, now: float) -> None:
+        """A rank starts an entry, whose times its costs say."""
+        for action, start, end in self._times(entry, now):
+            self.enter(rank, action)
+            self.record(rank, action, start, end)
+            self.push(end, rank, action)
+
+    def enter(self, rank: int, action: Action) -> None:
+        self.ready[rank].start(action)
+        self._running[rank] += 1
+
+    def record(self, rank: int, action: Action, start: float, end: float, lane: int = COMPUTE) -> None:
+        self._spans[rank].append((action, start, end, lane))
+
+    def promise(self, rank: int, running: Action, view: View) -> None:
+        """A rank that leads others says what comes after what it has started."""
+        ready = self.ready[rank]
+        if isinstance(ready, Agreed) and ready.open and (action := self._policy.ahead(ready, view, running)):
+            ready.promise(action)
 
     def _times(self, entry: Action | Overlap, now: float) -> Iterator[tuple[Action, float, float]]:
         """(action, start, end) of each part."""
@@ -139,30 +167,43 @@ class _Clock:
                 yield action, now, end
                 now = end
 
-    def _push(self, time: float, rank: int, action: Action | None, product: Product | None) -> None:
-        heapq.heappush(self._events, (time, next(self._number), rank, action, product))
+    def push(self, time: float, rank: int, what: Action | Landed | Message | None) -> None:
+        heapq.heappush(self._events, (time, next(self._number), rank, what))
 
-    def _happen(self, now: float) -> Iterator[int]:
+    @property
+    def next_event(self) -> float:
+        """When; inf if nothing more will happen."""
+        return self._events[0][0] if self._events else inf
+
+    def happen(self, now: float) -> Iterator[int]:
         """Let everything of this moment happen; the ranks that it happened on."""
-        while self._events and self._events[0][0] == now:
-            _, _, rank, action, product = heapq.heappop(self._events)
-            if action is None:
-                pass
-            elif product is None:
-                self._idle_since[rank] = now
-                self._ready[rank].finish(action)
-                self._send(action, now)
-                if self._watch:
-                    self._watch.ended(rank, action, now)
-                for released in self._meetings.after(rank, action):
-                    self._running[released] -= 1
-                    yield released
-            else:
-                self._ready[rank].arrive(product, action.stage, action.microbatch)
+        while self.next_event <= now < inf:
+            _, _, rank, what = heapq.heappop(self._events)
+            if isinstance(what, Action):
+                yield from self._end(rank, what, now)
+            elif isinstance(what, Landed):
+                self.ready[rank].arrive(what.product, what.action.stage, what.action.microbatch)
+            elif what is not None:
+                self._hear(rank, what)
             yield rank
 
+    def _end(self, rank: int, action: Action, now: float) -> Iterator[int]:
+        self._idle_since[rank] = now
+        self.ready[rank].finish(action)
+        self._send(action, now)
+        if self._watch:
+            self._watch.ended(rank, action, now)
+        for released in self._meetings.after(rank, action):
+            self._running[released] -= 1
+            yield released
+
+    def _hear(self, rank: int, message: Message) -> None:
+        ready = self.ready[rank]
+        assert isinstance(ready, Agreed)
+        ready.hear(message)
+
     def _send(self, action: Action, now: float) -> None:
-        at = self._schedule.route_of[action.microbatch], action.op, action.stage
+        at = self.schedule.route_of[action.microbatch], action.op, action.stage
         product, receiver, channel = product_of(action.op), self._links.receiver[at], self._links.channel[at]
         if product is None or receiver == NONE:
             return
@@ -170,25 +211,30 @@ class _Clock:
         sent = begin + float(self._links.transfer[at])
         if channel != NONE:
             self._channel_free[int(channel)] = sent
-        self._push(sent + float(self._links.latency[at]), int(receiver), action, product)
+        self.push(sent + float(self._links.latency[at]), int(receiver), Landed(product, action))
+
+    def require_end(self) -> None:
+        """Raises Deadlock while a rank has work left."""
+        if stuck := list(self._stuck()):
+            raise Deadlock(self.schedule.name, self.schedule.num_ranks, stuck)
 
     def _stuck(self) -> Iterator[Stuck]:
         """Each unfinished rank's actions next in line; a backward, which could be split or not, appears as B."""
-        for rank, ready in enumerate(self._ready):
+        for rank, ready in enumerate(self.ready):
             if not ready.finished:
                 for action in ready.next_in_line():
                     if action.op is not Op.I:
                         yield Stuck(rank, action, tuple(self._reasons(rank, action)))
 
     def _reasons(self, rank: int, action: Action) -> Iterator[str]:
-        ready = self._ready[rank]
+        ready = self.ready[rank]
         if self._running[rank]:
             yield "other ranks of a stage have not come to sum its gradients"
         elif action in ready:
             yield "it is ready, but the policy does not start it"
-        for product, stage in needs(action, self._schedule.num_stages):
+        for product, stage in needs(action, self.schedule.num_stages):
             if not ready.has(product, stage, action.microbatch):
-                yield misses(self._schedule, product, stage, action.microbatch)
-        route = self._schedule.route_of[action.microbatch]
+                yield misses(self.schedule, product, stage, action.microbatch)
+        route = self.schedule.route_of[action.microbatch]
         if action.op is Op.F and ready.free_slots(action.stage, route) <= 0:
             yield f"all slots of stage {action.stage} are taken"
