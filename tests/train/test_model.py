@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from pipeswift.moe import Skew
+from pipeswift.moe.router import Router
 from pipeswift.train.model import Attention, builders, next_byte_loss
 
 SHAPE: dict[str, Any] = {"blocks": 3, "width": 32, "heads": 4, "context": 16}
@@ -82,3 +84,9 @@ def test_a_block_of_experts_is_a_sequence_that_ranks_can_share_out():
     text = torch.randint(256, (8, 17))
     loss = next_byte_loss(nn.Sequential(*layers)(text[:, :-1]), text[:, 1:])
     assert loss.item() == pytest.approx(math.log(256), abs=0.05)
+
+
+def test_a_skew_reaches_the_routers():
+    (_, block, _) = builders(**SHAPE | {"blocks": 1}, experts={"experts": 4, "hidden": 8, "skew": ("bursty", 3.0)})
+    (router,) = (part for part in block().modules() if isinstance(part, Router))
+    assert router.skew == Skew("bursty", 3.0)

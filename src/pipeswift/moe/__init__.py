@@ -2,5 +2,6 @@
 
 from pipeswift.moe.layer import MoE
 from pipeswift.moe.placement import Placement, PlacementError, contiguous, shuffled
+from pipeswift.moe.skew import Skew
 
-__all__ = ["MoE", "Placement", "PlacementError", "contiguous", "shuffled"]
+__all__ = ["MoE", "Placement", "PlacementError", "Skew", "contiguous", "shuffled"]

@@ -14,6 +14,7 @@ from pipeswift.moe.experts import Experts
 from pipeswift.moe.placement import Placement, contiguous, shuffled
 from pipeswift.moe.routed import Routed
 from pipeswift.moe.router import Choice, Router, Scoring, capacity
+from pipeswift.moe.skew import Skew
 from pipeswift.program import Grain
 from pipeswift.runtime.auxiliary import Auxiliary, Figures, attach
 from pipeswift.runtime.context import surroundings
@@ -138,6 +139,7 @@ class MoE(nn.Module):
     placement: of experts on the ranks of an expert-parallel group, "contiguous" or "random".
     payload: the type in which tokens travel to experts on other ranks, "full" for their own, or "bfloat16"; what
         experts make, and all gradients, travel in full.
+    skew: for experiments, favourites of the router, in training and evaluation; its losses and gates see them, too.
     scale: of what is added to x, at the start of training. kind: makes the experts of a rank, as `Experts` does.
     Raises PipeSwiftError for sizes and settings that do not fit each other.
     """
@@ -161,6 +163,7 @@ class MoE(nn.Module):
         overflow: Overflow = "drop",
         placement: Arrangement = "contiguous",
         payload: Payload = "full",
+        skew: Skew | None = None,
         scale: float = 1.0,
         kind: Callable[..., nn.Module] = Experts,
     ):
@@ -173,7 +176,7 @@ class MoE(nn.Module):
         self._rank = surroundings.expert_rank
         self.inlet = Inlet(
             norm or nn.LayerNorm(width),
-            Router(width, experts, top_k, scoring=scoring, jitter=jitter),
+            Router(width, experts, top_k, scoring=scoring, jitter=jitter, skew=skew),
             self.placement,
             shared=bool(shared),
             capacity_factor=capacity_factor,

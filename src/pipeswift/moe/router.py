@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.errors import PipeSwiftError
-from pipeswift.runtime.keyed import draw_by_sample
+from pipeswift.moe.skew import Skew
+from pipeswift.runtime.keyed import draw_by_sample, place_on
 
 Scoring = Literal["softmax", "sigmoid"]
 SCORINGS = ("softmax", "sigmoid")
@@ -34,11 +35,21 @@ class Router(nn.Module):
         top_k > 1 a token's gates sum to 1; with 1 the gate is the score, or else the router would get no gradient.
     jitter: while training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, Switch
         Transformers, sec. 2.4), keyed by sample: the same in a recomputation, and whatever the number of micro-batches.
+    skew: for experiments, a bias that makes loads uneven.
     """
 
-    keyed = True  # asks the runtime to say which sample is which
+    keyed = True  # asks the runtime to say which step, micro-batch and sample is which
 
-    def __init__(self, width: int, experts: int, top_k: int, *, scoring: Scoring = "softmax", jitter: float = 0.0):
+    def __init__(
+        self,
+        width: int,
+        experts: int,
+        top_k: int,
+        *,
+        scoring: Scoring = "softmax",
+        jitter: float = 0.0,
+        skew: Skew | None = None,
+    ):
         super().__init__()
         if not 1 <= top_k <= experts:
             raise PipeSwiftError(f"top_k = {top_k} is none of 1 to the number of experts, {experts}: use 1 or 2, say")
@@ -46,7 +57,7 @@ class Router(nn.Module):
             raise PipeSwiftError(f'scoring = {scoring!r} is neither "softmax" nor "sigmoid": use "softmax"')
         if not 0.0 <= jitter < 1.0:
             raise PipeSwiftError(f"jitter = {jitter} is no number from 0 up to, but not including, 1: use 0.01, say")
-        self.top_k, self.scoring, self.jitter = top_k, scoring, jitter
+        self.top_k, self.scoring, self.jitter, self.skew = top_k, scoring, jitter, skew
         self.weight = nn.Parameter(torch.empty(experts, width))
         nn.init.normal_(self.weight, std=width**-0.5)
 
@@ -58,6 +69,8 @@ class Router(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.flatten(0, -2).to(dtype), self.weight.to(dtype))
+        if self.skew is not None:
+            logits = self.skew.apply(logits, place_on(x.device))
         scores = logits.softmax(-1) if self.scoring == "softmax" else logits.sigmoid()
         gates, experts = scores.topk(self.top_k)
         if self.top_k > 1:

@@ -33,6 +33,7 @@ class Job:
     """
 
     key: int  # seeds the step's random numbers
+    step: int = 0  # how many came before
     first: int = 0  # the number of micro-batch 0 among those of all replicas
     inputs: Sequence[Flat] = ()
     arguments: Sequence[Mapping[str, Any]] = ()
@@ -174,7 +175,8 @@ class Calls:
             arguments = self.job.arguments[work.microbatch] if self.job.arguments else {}
             flat: Flat = work.value
             weight = self.job.scale * flat.samples / max(1, flat.batch)
-            entry = Entry(work.microbatch, self.job.key, arguments, self.job.first + work.microbatch, weight)
+            number = self.job.first + work.microbatch
+            entry = Entry(work.microbatch, self.job.key, arguments, number, weight, self.job.step)
             if stage == self._last:
                 self._check_samples(work)
             work.value = piece.forward(segment, entry, work.value)

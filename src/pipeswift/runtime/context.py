@@ -36,6 +36,7 @@ class Place(NamedTuple):
     """Where a random number is drawn. key: of (seed, step). first_sample: where the micro-batch starts in the batch.
 
     use: how many draws of this kind came before in the layer. seeds: under which the pass can be found, to forget it.
+    step: how many steps came before. microbatch: its number in its replica.
     """
 
     key: int
@@ -43,6 +44,8 @@ class Place(NamedTuple):
     first_sample: int
     use: int
     seeds: list[int]
+    step: int = 0
+    microbatch: int = 0
 
 
 skips = Skips()

@@ -60,7 +60,8 @@ class Jobs:
         check_names(arguments, self.assembly.keywords, "step() and evaluate() got")
         count, stages = schedule.num_microbatches, self.assembly.stages
         size = common_size(inputs, targets)
-        job = Job(mix(self.seed, step), self.peers.replicas.rank * count, keep_outputs=outputs is not None, scale=scale)
+        first = self.peers.replicas.rank * count
+        job = Job(mix(self.seed, step), step, first, keep_outputs=outputs is not None, scale=scale)
         parts = cut(inputs, count, "inputs") if 0 in stages else []
         job.order = self._source_order(parts)
         job.arguments = arranged(cut_arguments(arguments, count, self.split, size), job.order)

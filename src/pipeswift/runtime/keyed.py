@@ -11,6 +11,12 @@ from pipeswift.runtime.context import Place, mark, place_of
 from pipeswift.runtime.seeds import generator_of, mix
 
 
+def place_on(device: torch.device) -> Place:
+    """Where the layer that runs there draws its random numbers; outside of a pipeline, at the start of everything."""
+    seed = generator_of(device).initial_seed()
+    return place_of(seed) or Place(seed, 0, 0, 0, [])
+
+
 def draw_by_sample(like: Tensor, fill: Callable[[Tensor, torch.Generator], object]) -> Tensor:
     """A tensor like `like`, (samples, ...), of which `fill(sample's part, generator)` fills each sample's part.
 
@@ -18,7 +24,7 @@ def draw_by_sample(like: Tensor, fill: Callable[[Tensor, torch.Generator], objec
     same when a forward is run again by activation checkpointing that preserves the random state, as it does by default.
     """
     shared = generator_of(like.device)
-    place = place_of(shared.initial_seed()) or Place(shared.initial_seed(), 0, 0, 0, [])
+    place = place_on(like.device)
     drawn = torch.empty_like(like)
     own = torch.Generator(like.device)
     for sample in range(like.shape[0]):

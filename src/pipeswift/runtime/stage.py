@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     """What a pass needs besides its input. key: of (seed, step). arguments: keyword arguments for layers, by name.
 
     number: the micro-batch's, among those of all replicas; it keys the random numbers.
-    weight: with which the micro-batch's auxiliary losses count.
+    weight: with which the micro-batch's auxiliary losses count. step: how many steps came before.
     """
 
     microbatch: int
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     arguments: Mapping[str, Any]
     number: int = 0
     weight: float = 0.0
+    step: int = 0
 
 
 class Named(NamedTuple):
@@ -72,7 +73,7 @@ class Segment:
             seed = mix(key, number)
             self._generator.manual_seed(seed)
             if keyed:
-                mark(seed, Place(entry.key, number, first_sample, 0, seeds))
+                mark(seed, Place(entry.key, number, first_sample, 0, seeds, entry.step, entry.microbatch))
             if takes and entry.arguments:
                 value = layer(value, **{name: entry.arguments[name] for name in takes if name in entry.arguments})
             else:

@@ -58,6 +58,7 @@ class Model(Section):
 
     With `experts` above 0 each block's MLP is a mixture of that many experts of inner width `expert_width` (0: an
     MLP's, shared out over a token's `top_k`), and perhaps one of `shared_width` for all tokens; see `pipeswift.moe`.
+    skew, skew_strength: for experiments, favourites of the routers, `skew_strength` in logits.
     """
 
     blocks: PositiveInt = 4
@@ -77,6 +78,8 @@ class Model(Section):
     overflow: Literal["drop", "residual"] = "drop"
     placement: Literal["contiguous", "random"] = "contiguous"
     payload: Literal["full", "bfloat16"] = "full"
+    skew: Literal["fixed", "drifting", "bursty"] | None = None
+    skew_strength: PositiveFloat = 2.0
 
     @property
     def layers(self) -> int:
@@ -90,13 +93,14 @@ class Model(Section):
 
     @property
     def mixture(self) -> dict[str, Any] | None:
-        """What an `MoE` takes besides its width; None for a dense model."""
+        """What `train.model.expert_block` takes of its experts; None for a dense model."""
         if not self.experts:
             return None
         routing = ("experts", "top_k", "scoring", "balance", "z", "jitter", "capacity_factor", "overflow")
         names = (*routing, "placement", "payload")
         hidden = self.expert_width or 4 * self.width // self.top_k
-        return {name: getattr(self, name) for name in names} | {"hidden": hidden, "shared": self.shared_width}
+        more = {"hidden": hidden, "shared": self.shared_width, "skew": self.skew and (self.skew, self.skew_strength)}
+        return {name: getattr(self, name) for name in names} | more
 
 
 class Data(Section):
@@ -303,6 +307,11 @@ def _check_experts(model: Model, pipeline: Pipeline) -> None:
         )
     if model.experts and model.top_k > model.experts:
         raise ConfigError(f"model.top_k = {model.top_k} is above model.experts = {model.experts}. Use model.top_k = 1.")
+    if model.skew and not model.experts:
+        raise ConfigError(
+            f'model.skew = "{model.skew}" gives routers favourites, but model.experts = 0 makes a model without: leave '
+            "it out, or use model.experts = 4"
+        )
     chunks, held = pipeline.expert_chunks, model.experts // pipeline.ep
     if model.experts and chunks != "auto" and chunks > held:
         raise ConfigError(

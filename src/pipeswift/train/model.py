@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeswift.moe import MoE
+from pipeswift.moe import MoE, Skew
 from pipeswift.train.data import BYTES
 
 
@@ -26,7 +26,8 @@ def builders(
     """[embedding, block, ..., head]: zero-argument functions, so that a rank builds only the layers it holds.
 
     Between layers goes one tensor of shape (batch, context, width). vocabulary: rows of the embedding and of the head.
-    experts: what an `MoE` takes, where there is one in the place of each block's MLP.
+    experts: what an `MoE` takes, where there is one in the place of each block's MLP, with its skew as (pattern,
+        strength).
     """
     # Every block adds twice to what it is given; scaled so, the sum's variance does not grow with depth.
     scale = (2 * blocks) ** -0.5
@@ -83,7 +84,9 @@ class Mixing(nn.Module):
 
 def expert_block(width: int, heads: int, context: int, *, scale: float, experts: Mapping[str, Any]) -> nn.Sequential:
     """A block whose second half is a mixture of experts; in sequence, so that ranks can share the experts out."""
-    return nn.Sequential(Mixing(width, heads, context, scale=scale), MoE(width, scale=scale, **experts))
+    skew = experts.get("skew")
+    moe = MoE(width, scale=scale, **{**experts, "skew": skew and Skew(*skew)})
+    return nn.Sequential(Mixing(width, heads, context, scale=scale), moe)
 
 
 class Attention(nn.Module):
