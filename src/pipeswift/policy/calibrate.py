@@ -6,15 +6,16 @@ import numpy as np
 
 from pipeswift.ir import Op
 from pipeswift.policy.monitor import Calibration
-from pipeswift.trace import COMPUTE, Trace
+from pipeswift.trace import Trace, whole_passes
 
 
 def calibrate(trace: Trace) -> Calibration:
     """The mean seconds of each (stage, op) in `trace`, and the std/mean of each stage's passes.
 
-    A stage's swing is the largest among its F and backwards.
+    A pass lasts from its first start to its last end, with the all-to-alls that it waits for. A stage's swing is the
+    largest among its F and backwards.
     """
-    spans = trace.only(trace.lane == COMPUTE)
+    spans = whole_passes(trace)
     took = spans.end - spans.start
     seconds: dict[tuple[int, Op], float] = {}
     swing: dict[int, float] = {}

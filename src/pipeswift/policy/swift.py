@@ -116,13 +116,13 @@ class Swift(Policy):
 
         While times are steady it is the next whatever happens.
         """
-        first = next((action for _, action in self._line(ready, view.rank) if ready.meets(action)), None)
-        monitor = view.monitor
-        assert monitor is not None
-        if first is None or ready.ready_on_all(first) or (self._may_follow and monitor.steady):
-            return first
-        if first.op is Op.F and not ready.room_on_all(first.stage, 0):
+        line = self._line(ready, view.rank)
+        if not line:
             return None
+        (_, first), monitor = line[0], view.monitor
+        assert monitor is not None
+        if ready.ready_on_all(first) or (self._may_follow and monitor.steady):
+            return first
         return first if self._arrival(first, ready, monitor) <= view.now + monitor.expected(running) else None
 
     def _line(self, ready: Ready, rank: int) -> list[tuple[int, Action]]:

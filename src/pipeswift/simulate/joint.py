@@ -35,21 +35,17 @@ def run_joint(
     """
     slots = slots_of(schedule) if slots is None else slots
     crowd = _Crowd(programs, seconds, latency)
-    meets = frozenset(stage for stage, _ in programs)
+    shared = {stage for stage, _ in programs}
     for number, mine in enumerate(costs):
-        ready = [_ready(schedule, rank, slots, number, len(costs), meets, policy) for rank in range(schedule.num_ranks)]
+        ready = [
+            Agreed(schedule, rank, slots, number, len(costs))
+            if policy is not None and any(stage in shared for _, stage in schedule.stages_on(rank))
+            else Ready(schedule, rank, slots)
+            for rank in range(schedule.num_ranks)
+        ]
         crowd.members.append(_Member(schedule, mine, ready, policy or Follow(schedule), crowd))
     play(crowd.members)
     return [member.trace() for member in crowd.members]
-
-
-def _ready(
-    schedule: Schedule, rank: int, slots: Slots, number: int, members: int, meets: frozenset[int], policy: Policy | None
-) -> Ready:
-    mine = meets & {stage for _, stage in schedule.stages_on(rank)}
-    if policy is None or not mine:
-        return Ready(schedule, rank, slots)
-    return Agreed(schedule, rank, slots, number, members, mine)
 
 
 class _Crowd:
