@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 
 from pipeswift.ir import Action, Op
-from pipeswift.program import Form, Lane, Part, bound, chunk, compile_action, simulate
+from pipeswift.program import Form, Lane, Part, bound, chunk, compile_action, simulate, together
 from tests.program.programs import costs, layer, one_block, programs, quick
 
 
@@ -75,3 +75,20 @@ def test_every_work_starts_after_what_it_needs(program, seconds):
     spans = {span.work: span for span in simulate(program, seconds).spans}
     for work, span in spans.items():
         assert all(spans[before].end <= span.start for before in program.after[work])
+
+
+def test_ranks_meet_in_all_to_alls_and_wait_for_the_slowest():
+    """Three ranks, one late, one with twice the experts: dispatches end together, and so do combines."""
+    program = compile_action(Action(0, Op.F, 0), layout=(Form.MOE,), takes=False, sends=False)
+
+    def takes(experts: float):
+        return lambda work: {Part.ATTENTION: 1.0, Part.DISPATCH: 0.5, Part.EXPERTS: experts, Part.COMBINE: 0.5}.get(
+            work.part, 0.0
+        )
+
+    timelines = together(program, [takes(1.0), takes(2.0), takes(1.0)], [0.0, 0.0, 3.0])
+    ends = [{span.work.part: span.end for span in timeline.spans} for timeline in timelines]
+    assert [end[Part.ATTENTION] for end in ends] == [1.0, 1.0, 4.0]
+    assert [end[Part.DISPATCH] for end in ends] == [4.5, 4.5, 4.5]
+    assert [end[Part.EXPERTS] for end in ends] == [5.5, 6.5, 5.5]
+    assert [end[Part.COMBINE] for end in ends] == [7.0, 7.0, 7.0]

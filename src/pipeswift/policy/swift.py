@@ -103,7 +103,8 @@ class Swift(Policy):
         if ahead and not self._rules.advance:
             return Decision(None, Rule.FOLLOW, patience)
         price, choice = min((self._price(place - due, action), action) for place, action in able)
-        if self._rules.hold and not waited:
+        # Over a group, news of one member says little of when all of them will be ready.
+        if self._rules.hold and not waited and not isinstance(ready, Agreed):
             until = min(self._worth_a_wait(price, line, ready, view, monitor), patience)
             if until > view.now:
                 return Decision(None, Rule.HOLD, until)
