@@ -14,6 +14,7 @@ import numpy as np
 COMPUTE, ALL_TO_ALL, POINT_TO_POINT = 0, 1, 2  # lanes
 LANES = ("compute", "all-to-all", "point-to-point")
 QUEUE_DEPTH = "queue depth"  # the counter of how many passes had what they need and had not started
+PLANS, PLANNING = "plans", "seconds of planning"  # counters of orders that were made between steps so far
 
 
 class EmptyTrace(ValueError):

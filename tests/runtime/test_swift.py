@@ -177,10 +177,11 @@ def test_by_name_it_follows_until_it_is_calibrated(procs):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "slow"}, r"policy = 'slow' is neither of follow, swift: use swift"),
+        ({"policy": "slow"}, r"policy = 'slow' is none of follow, swift, replan: use swift"),
         ({"policy": "swift", "in_flight": 0}, r"in_flight = 0 is no whole number from 1"),
-        ({"in_flight": 3}, r"in_flight = 3 limits a policy that adapts: leave it out, or use policy swift"),
+        ({"in_flight": 3}, r"in_flight = 3 limits a policy that adapts: leave it out, or use policy swift or replan"),
         ({"policy": "swift", "schedule": "pipedream"}, r"policy swift needs a schedule that flushes: pipedream"),
+        ({"policy": "replan", "schedule": "1f1b-overlap"}, r"policy replan cannot part woven pairs: 1f1b-overlap"),
     ],
 )
 def test_what_cannot_be_steered_is_refused(settings, message):

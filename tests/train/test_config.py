@@ -91,7 +91,7 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
         ("[train]\nlr = nan", ["train.lr", "finite"]),
         ("[data]\npath = 3", ["data.path = 3", "path"]),
         ("model = 3", ["model = 3"]),
-        ("[pipeline]\npolicy = 'slow'", ["pipeline.policy", "'follow' or 'swift'"]),
+        ("[pipeline]\npolicy = 'slow'", ["pipeline.policy", "'follow', 'swift' or 'replan'"]),
         ("[pipeline]\nin_flight = 3", ["pipeline.in_flight = 3", 'pipeline.policy = "swift"']),
         (
             "[pipeline]\npolicy = 'swift'\nschedule = 'dualpipe'\n[train]\nmicrobatches = 8",

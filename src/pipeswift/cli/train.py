@@ -21,7 +21,7 @@ def train(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="NAME", help="Who decides what a rank starts next: follow or swift."),
+        typer.Option("--policy", metavar="NAME", help="Who decides what a rank starts next: follow, swift or replan."),
     ] = None,
 ) -> None:
     """Train a model; with torchrun, each of its processes is a rank, otherwise this starts one per rank."""

@@ -6,6 +6,7 @@ from pipeswift.policy.calibrate import calibrate
 from pipeswift.policy.follow import Follow
 from pipeswift.policy.monitor import Alarm, Calibration, Monitor, Summary
 from pipeswift.policy.ready import Ready, Slots, slots_of
+from pipeswift.policy.replan import Plan, Seen, check_replan
 from pipeswift.policy.source import source_order
 from pipeswift.policy.swift import Prices, Rules, Swift
 
@@ -18,16 +19,19 @@ __all__ = [
     "Follow",
     "Message",
     "Monitor",
+    "Plan",
     "Policy",
     "Prices",
     "Ready",
     "Rule",
     "Rules",
+    "Seen",
     "Slots",
     "Summary",
     "Swift",
     "View",
     "calibrate",
+    "check_replan",
     "slots_of",
     "source_order",
 ]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Action, Op, Schedule
 from pipeswift.policy.agreement import Agreed
 from pipeswift.policy.base import Decision, Policy, Rule, View
+from pipeswift.policy.hint import check_hint
 from pipeswift.policy.monitor import Alarm, Calibration, Monitor
 from pipeswift.policy.ready import Ready, Slots, slots_of
 
@@ -60,7 +60,7 @@ class Swift(Policy):
         alarm: Alarm = Alarm(),
         calibration: Calibration | None = None,
     ):
-        _check(hint)
+        check_hint("swift", hint)
         needed = slots_of(hint)
         slots = needed if slots is None else slots
         self._prices, self._rules, self._alarm, self._calibration = prices, rules, alarm, calibration
@@ -195,21 +195,3 @@ def _crowd(rules: Rules, alarm: Alarm, calibration: Calibration | None, stage: i
     """From which queue on a stage has enough to do: half as long a one where its times swing most."""
     swings = calibration is not None and calibration.swing.get(stage, 0.0) > alarm.sensitive
     return max(rules.crowd // 2, 1) if rules.crowd is not None and swings else rules.crowd
-
-
-def _check(hint: Schedule) -> None:
-    if not hint.flush:
-        raise PipeSwiftError(
-            f"policy swift needs a schedule that flushes: {hint.name} updates weights while micro-batches are in "
-            "flight. Use policy follow, or a schedule that flushes (1f1b, zb-h1)."
-        )
-    if len(hint.routes) != 1:
-        raise PipeSwiftError(
-            f"policy swift needs a schedule with one route: {hint.name} has {len(hint.routes)}. Use policy follow, or "
-            "a schedule with one route (1f1b, zb-h1)."
-        )
-    if any(len(order.joined) for order in hint.orders):
-        raise PipeSwiftError(
-            f"policy swift cannot part woven pairs: {hint.name} has Overlaps. Use policy follow, or a schedule without "
-            "them (1f1b, zb-h1)."
-        )

@@ -61,7 +61,7 @@ class Executor:
         self._wiring.begin(self.schedule)
         ready = Ready(self.schedule, self.rank, helm.slots)
         backwards = dict(self._backwards)  # still to come, by stage
-        run = self._progress.run = Run(self.schedule, self.rank, ready)
+        run = self._progress.run = Run(helm.order or self.schedule, self.rank, ready)
         self._recorder = recorder = Recorder(self.rank, self.schedule.num_ranks, self._spans)
         self._calls.begin(job, recorder)
         for entry in self._decisions(ready, helm):

@@ -69,8 +69,9 @@ class Pipeline:
     weights, updates_every: for a schedule without flush, whose stages update on their own while micro-batches are in
         flight: which version of its weights each micro-batch uses ("stash", "vertical", "2bw", "none", see
         `pipeswift.versions`), and how many micro-batches make an update, by default 1. Each stage clips on its own.
-    policy, in_flight: who decides what a rank starts next, "follow" (the schedule's order) or "swift", which leaves it
-        where stage times swing; and how many micro-batches a stage may then hold. See `runtime.steering`.
+    policy, in_flight: who decides what a rank starts next, "follow" (the schedule's order), "swift", which leaves it
+        where stage times swing, or "replan", which finds another between steps when stage times have changed; and how
+        many micro-batches a stage may then hold. See `runtime.steering`.
     expert_chunks: how many groups a rank's experts are cut into, so that all-to-alls of one hide behind the compute of
         another; for forward and backward, or one number for both. "auto": one in the first step, at whose end ranks
         measure all-to-alls and experts for a moment, and then what that suggests (`grains`). For layers whose experts
@@ -242,7 +243,7 @@ class Pipeline:
             self._accumulation.finish(result._recorder, count, scale)
             if self._steering.learns_from(executor.schedule):
                 with self._progress.joining("their times"):
-                    self._steering.learn(executor.schedule, result.trace)
+                    self._steering.learn(executor.schedule, result.trace, result.figures)
             if self._granularity.due:
                 with self._progress.joining("what experts cost"):
                     self._granularity.measure(self._lanes, self._progress.move)
@@ -375,7 +376,7 @@ class Pipeline:
         if training and self._asynchronous:
             self._asynchronous.record(recorder, self.rank)
         told = [counter for stage in self.stages.values() for counter in stage.auxiliary.counters(self.rank)]
-        recorder.counters = (*recorder.counters, *told)
+        recorder.counters = (*recorder.counters, *told, *self._steering.counters())
         with self._progress.joining("the losses"):
             table = collected.collect(job)
         with self._progress.joining("the outputs"):

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
-from pipeswift.policy import Follow, Policy, Slots, Swift, calibrate, slots_of
+from pipeswift.policy import Follow, Policy, Slots, Swift, calibrate, check_replan, slots_of
+from pipeswift.runtime.auxiliary import Figures
 from pipeswift.runtime.lookout import Lookout
 from pipeswift.runtime.news import News
 from pipeswift.runtime.peers import Peers
 from pipeswift.runtime.recorder import gather
+from pipeswift.runtime.replanning import Replanning
 from pipeswift.simulate import listeners
-from pipeswift.trace import Trace
+from pipeswift.trace import Counter, Trace
 
-POLICIES = ("follow", "swift")
-WARM_UP = 1  # steps that are not looked at; the next one calibrates
+POLICIES = ("follow", "swift", "replan")
+WARM_UP = 1  # steps that are not looked at; the next one calibrates, or is the first to be planned by
 
 
 class Helm(NamedTuple):
-    """What decides in one step, within which limits; `lookout` for a policy that watches."""
+    """What decides in one step, within which limits.
+
+    lookout: for a policy that watches. order: what it follows, where that is not the schedule's own.
+    """
 
     policy: Policy
     slots: Slots
     lookout: Lookout | None = None
+    order: Schedule | None = None
 
 
 class Steering:
     """The choice of a pipeline, one for all its ranks.
 
-    policy: "follow", "swift", or a function from a schedule to a Policy. swift follows the schedule for the first
-        two steps, and takes its thresholds from the second's times; a function's policy decides from the first step.
+    policy: "follow", "swift", "replan", or a function from a schedule to a Policy. swift follows the schedule for the
+        first two steps, and takes its thresholds from the second's times. replan follows it for as long, and then the
+        best order for what passes have lately cost, the same on all ranks, found between steps whenever that has
+        changed. A function's policy decides from the first step.
     in_flight: micro-batches that each stage may hold, from F to W or B; by default as many as the schedule's own order.
     """
 
@@ -39,6 +47,7 @@ class Steering:
         self._peers, self._policy, self._in_flight = peers, policy, in_flight
         self._helms: dict[str, Helm] = {}
         self._news: News | None = None
+        self._replanning = Replanning(peers, in_flight) if policy == "replan" else None
         self._steps = 0
 
     @property
@@ -53,13 +62,16 @@ class Steering:
     def check(self, schedule: Schedule) -> None:
         """Raises PipeSwiftError when there is no such policy, or it cannot decide for `schedule`."""
         _check(self._policy, self._in_flight)
-        if not self.static and self._peers.replicas.experts.size > 1:
+        if not self.static and self._replanning is None and self._peers.replicas.experts.size > 1:
             raise PipeSwiftError(
                 f"policy {self.name} decides on each rank by itself, but ranks that share out experts (ep = "
-                f"{self._peers.replicas.experts.size}) have to take the same actions: use policy follow, or ep = 1"
+                f"{self._peers.replicas.experts.size}) have to take the same actions: use policy follow or replan, or "
+                "ep = 1"
             )
         if self._policy == "swift":
             Swift(schedule)
+        if self._policy == "replan":
+            check_replan(schedule)
         if not self.static and not schedule.flush:
             raise PipeSwiftError(
                 f"a policy of your own may leave the order of {schedule.name}, which says what version of the weights "
@@ -68,7 +80,9 @@ class Steering:
 
     def learns_from(self, schedule: Schedule) -> bool:
         """Whether it wants the trace of a step of `schedule`."""
-        return self._policy == "swift" and not schedule.forward_only and schedule.fingerprint not in self._helms
+        if schedule.forward_only or self._policy not in ("swift", "replan"):
+            return False
+        return self._policy == "replan" or schedule.fingerprint not in self._helms
 
     def helm(self, schedule: Schedule) -> Helm:
         """Who decides in the next step of `schedule`. Every rank must ask, in the same order."""
@@ -78,13 +92,20 @@ class Steering:
             return self._watched(schedule, self._policy)
         return self._helms.get(schedule.fingerprint) or Helm(Follow(schedule), slots_of(schedule))
 
-    def learn(self, schedule: Schedule, trace: Trace) -> None:
-        """A step has run, and `trace` is this rank's. Every rank must call this."""
+    def learn(self, schedule: Schedule, trace: Trace, figures: Mapping[str, Figures]) -> None:
+        """A step has run, and `trace` and `figures` are this rank's. Every rank must call this."""
         self._steps += 1
-        if self._steps > WARM_UP:
+        if self._steps > WARM_UP and self._replanning is not None:
+            order = self._replanning.learn(schedule, trace, figures)
+            self._helms[schedule.fingerprint] = Helm(Follow(order), slots_of(order), order=order)
+        elif self._steps > WARM_UP:
             calibration = calibrate(gather(self._peers, trace))
             slots = self._slots(schedule)
             self._watched(schedule, lambda hint: Swift(hint, slots, calibration=calibration))
+
+    def counters(self) -> tuple[Counter, ...]:
+        """What it has done between steps so far."""
+        return self._replanning.counters() if self._replanning is not None else ()
 
     def close(self) -> None:
         if self._news is not None:
@@ -107,10 +128,12 @@ class Steering:
 
 def _check(policy: object, in_flight: object) -> None:
     if policy not in POLICIES and not callable(policy):
-        raise PipeSwiftError(f"policy = {policy!r} is neither of {', '.join(POLICIES)}: use swift, say")
+        raise PipeSwiftError(f"policy = {policy!r} is none of {', '.join(POLICIES)}: use swift, say")
     if in_flight is not None and (not isinstance(in_flight, int) or in_flight < 1):
         raise PipeSwiftError(
             f"in_flight = {in_flight!r} is no whole number from 1: each stage needs room for a micro-batch; use 4, say"
         )
     if in_flight is not None and policy == "follow":
-        raise PipeSwiftError(f"in_flight = {in_flight} limits a policy that adapts: leave it out, or use policy swift")
+        raise PipeSwiftError(
+            f"in_flight = {in_flight} limits a policy that adapts: leave it out, or use policy swift or replan"
+        )

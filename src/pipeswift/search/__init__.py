@@ -3,5 +3,6 @@
 from pipeswift.search.best import Progress
 from pipeswift.search.find import Found, search
 from pipeswift.search.problem import Infeasible, Objective, SearchError
+from pipeswift.search.replan import load, replanned
 
-__all__ = ["Found", "Infeasible", "Objective", "Progress", "SearchError", "search"]
+__all__ = ["Found", "Infeasible", "Objective", "Progress", "SearchError", "load", "replanned", "search"]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloa
 from pipeswift import codec, schedules
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
-from pipeswift.policy import Swift
+from pipeswift.policy import Swift, check_replan
 from pipeswift.train.misfit import explain
 from pipeswift.verify import InvalidSchedule, check
 from pipeswift.versions import VersionError, versions
@@ -143,8 +143,9 @@ class Pipeline(Section):
     at the start; "even" gives each stage as many blocks; a list gives the layers of each stage.
     weights, updates_every: for schedules without flush, which version of its weights a stage uses for a micro-batch,
     and how many micro-batches make an update; by default stash and 1.
-    policy, in_flight: swift leaves the schedule's order where stage times swing, and then holds at most so many
-    micro-batches per stage; by default as many as the schedule.
+    policy, in_flight: swift leaves the schedule's order where stage times swing, replan finds another between steps
+    when stage times have changed, and both then hold at most so many micro-batches per stage; by default as many as
+    the schedule.
     batched_weight_gradients: W that follow each other run as one product; gradients are then equal within rounding.
     """
 
@@ -157,7 +158,7 @@ class Pipeline(Section):
     partition: Partition = "profile"
     weights: Literal["stash", "vertical", "2bw", "none"] | None = None
     updates_every: PositiveInt | None = None
-    policy: Literal["follow", "swift"] = "follow"
+    policy: Literal["follow", "swift", "replan"] = "follow"
     in_flight: PositiveInt | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     batched_weight_gradients: bool = False
@@ -318,10 +319,10 @@ def _check_experts(model: Model, pipeline: Pipeline) -> None:
             f"pipeline.expert_chunks = {chunks} are groups of the {held} experts that a rank holds "
             f"(model.experts / pipeline.ep). Use pipeline.expert_chunks = {held} at most."
         )
-    if pipeline.ep > 1 and pipeline.policy != "follow":
+    if pipeline.ep > 1 and pipeline.policy == "swift":
         raise ConfigError(
             f'pipeline.policy = "{pipeline.policy}" decides on each rank by itself, but ranks that share out experts '
-            f'(pipeline.ep = {pipeline.ep}) take the same actions. Use pipeline.policy = "follow".'
+            f'(pipeline.ep = {pipeline.ep}) take the same actions. Use pipeline.policy = "follow" or "replan".'
         )
 
 
@@ -352,15 +353,15 @@ def _check_flush(config: Config, schedule: Schedule) -> None:
 
 
 def _check_policy(pipeline: Pipeline, schedule: Schedule) -> None:
-    if pipeline.policy == "swift":
+    if pipeline.policy != "follow":
         try:
-            Swift(schedule)
+            Swift(schedule) if pipeline.policy == "swift" else check_replan(schedule)
         except PipeSwiftError as error:
-            raise ConfigError(f'pipeline.policy = "swift": {error}') from error
+            raise ConfigError(f'pipeline.policy = "{pipeline.policy}": {error}') from error
     elif pipeline.in_flight is not None:
         raise ConfigError(
             f"pipeline.in_flight = {pipeline.in_flight} limits a policy that adapts: leave it out, or use "
-            'pipeline.policy = "swift"'
+            'pipeline.policy = "swift" or "replan"'
         )
 
 
