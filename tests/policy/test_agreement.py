@@ -114,7 +114,7 @@ def check(seed: int) -> None:
         alarm=Alarm(threshold=random.choice([0.0, 0.05, 1.0])),
         calibration=calibrate(run(hint, costs[0])) if random.random() < 0.5 else None,
     )
-    ops = {action.op for order in hint.orders for action in order} - {Op.W}
+    ops = {Op(op) for order in hint.orders for op in order.rows[:, 1].tolist()} - {Op.W}
     programs = {
         (stage, op): chunk(compile_action(Action(stage, op, 0), layout=(Form.MOE,), takes=False, sends=False), 2)
         for stage, op in product(meets, ops)
