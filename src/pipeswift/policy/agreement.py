@@ -6,6 +6,7 @@ Messages in, messages out: no clock, no I/O. They must arrive, and those of one 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from pipeswift.ir import Action, Product, Schedule
@@ -109,6 +110,10 @@ class Agreed(Ready):
             return action == self._promised[0] and super().__contains__(action)
         return self.leads and self.ready_on_all(action)
 
-    def next_in_line(self) -> tuple[Action, ...]:
+    def first(self, order: Sequence[Action]) -> Action | None:
+        """What was promised, if anything was."""
+        return self._promised[0] if self._promised else super().first(order)
+
+    def next_in_line(self) -> Collection[Action]:
         """What was promised, if anything was."""
         return (self._promised[0],) if self._promised else super().next_in_line()

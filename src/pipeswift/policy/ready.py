@@ -6,9 +6,9 @@ The simulator's event loop and the runtime's executor feed the same object, so a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from pipeswift.ir import MAKES, Action, B, F, I, Op, Product, Schedule, W, needs, parts
+from pipeswift.ir import MAKES, Action, Op, Product, Schedule, needs, parts
 
 Slots = Mapping[tuple[int, int], int]  # (stage, route) -> micro-batches that may be in flight there
 
@@ -39,7 +39,11 @@ class Ready:
         self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
         self._feeds = _feeds(schedule, [stage for _, stage in self._held])
         self._depth = 0
-        self._line: tuple[Action, ...] | None = None
+        self._heads: dict[tuple[Op, tuple[int, int]], Action] = {}  # of the queues, by op and (stage, route)
+        for place in self._free:
+            self._advance(place, tuple(Op))
+        self._started: set[Action] = set()
+        self._done = 0  # actions at the front of the order that `first` is asked for, all started
         self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
         self._unfinished = sum(len(queue) for queue in self._forward.values())
 
@@ -56,7 +60,7 @@ class Ready:
         """The action starts: it leaves its queue, and an F takes a slot."""
         place = action.stage, self._route_of[action.microbatch]
         head = self._queues[action.op][place].popleft()
-        self._line = None
+        self._started.add(action)
         if head != action.microbatch:
             raise ValueError(f"{action} started out of order: micro-batch {head} was next")
         if action.op is not Op.W and (action.op is not Op.F or action.stage):
@@ -65,6 +69,7 @@ class Ready:
             self._free[place] -= 1
         elif action.op is Op.I:
             self._weight[place].append(action.microbatch)
+        self._advance(place, _MOVES[action.op])
 
     def finish(self, action: Action) -> None:
         """The action ended: what it made is here, and what only it needed is not kept."""
@@ -94,20 +99,28 @@ class Ready:
         """Every ready action; a backward is offered whole (B) and split (I)."""
         return (action for action in self.next_in_line() if action in self)
 
-    def next_in_line(self) -> tuple[Action, ...]:
-        """For each stage and route, the next action of each op, ready or not; the same tuple until an action starts."""
-        if self._line is None:
-            self._line = tuple(
-                make(stage, queue[0])
-                for route, stage in self._held
-                for make, queues in ((F, self._forward), (I, self._backward), (B, self._backward), (W, self._weight))
-                if (queue := queues[stage, route])
-            )
-        return self._line
+    def next_in_line(self) -> Collection[Action]:
+        """For each stage and route, the next action of each op, ready or not."""
+        return self._heads.values()
+
+    def first(self, order: Sequence[Action]) -> Action | None:
+        """The first of `order` that has not started; ask with one order only, since the search goes on where it was."""
+        done, started = self._done, self._started
+        while done < len(order) and order[done] in started:
+            done += 1
+        self._done = done
+        return order[done] if done < len(order) else None
 
     def has(self, product: Product, stage: int, microbatch: int) -> bool:
         """Whether what that stage made of that micro-batch is here."""
         return (product, stage, microbatch) in self._here
+
+    def _advance(self, place: tuple[int, int], ops: Iterable[Op]) -> None:
+        for op in ops:
+            if queue := self._queues[op][place]:
+                self._heads[op, place] = Action(place[0], op, queue[0])
+            else:
+                self._heads.pop((op, place), None)
 
     def _add(self, product: Product, stage: int, microbatch: int) -> None:
         self._here.add((product, stage, microbatch))
@@ -123,6 +136,9 @@ class Ready:
 
     def free_slots(self, stage: int, route: int) -> int:
         return self._free[stage, route]
+
+
+_MOVES = ((Op.F,), (Op.I, Op.B, Op.W), (Op.W,), (Op.I, Op.B))  # by the op that starts, those whose next is another
 
 
 def _feeds(schedule: Schedule, held: list[int]) -> frozenset[tuple[Product, int]]:

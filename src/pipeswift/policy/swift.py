@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from pipeswift.ir import Action, Op, Schedule
+from pipeswift.ir import Action, Op, Schedule, parts
 from pipeswift.policy.agreement import Agreed
 from pipeswift.policy.base import Decision, Policy, Rule, View
 from pipeswift.policy.hint import check_hint
@@ -66,9 +66,8 @@ class Swift(Policy):
         self._prices, self._rules, self._alarm, self._calibration = prices, rules, alarm, calibration
         self._rank_of = hint.routes[0]
         self._last = hint.num_stages - 1
-        self._places = [dict(zip(order, count())) for order in hint.orders]
-        # By rank, the last line, and the actions that it was made of: they stay the same while a rank waits.
-        self._lines: list[tuple[tuple[Action, ...], list[tuple[int, Action]]]] = [((), [])] * hint.num_ranks
+        self._orders = [tuple(part for entry in order for part in parts(entry)) for order in hint.orders]
+        self._places = [dict(zip(order, count())) for order in self._orders]
         self._slots = [slots[stage, 0] for stage in range(hint.num_stages)]
         # With as many slots as the hint needs, its first unstarted action over all ranks can always run.
         self._may_follow = rules.follow and all(slots[place] >= most for place, most in needed.items())
@@ -77,79 +76,68 @@ class Swift(Policy):
         ranks = hint.num_ranks
         # Waiting pays where slots are scarce: with twice as many as ranks, there is always work in between.
         self._scarcity = [min(max(2.0 - held / ranks, 0.0), 1.0) for held in self._slots]
+        self._holds = rules.hold and any(self._scarcity)
 
     def monitor(self, rank: int) -> Monitor:
         return Monitor(rank, self._calibration, self._alarm)
 
     def next(self, ready: Ready, view: View) -> Decision:
-        line = self._line(ready, view.rank)
-        if not line:
+        first = ready.first(self._orders[view.rank])
+        if first is None:
             return STARVE
-        due, first = line[0]
         monitor = view.monitor
         assert monitor is not None, "the clock gives the monitor that this policy made"
         if first.op is not Op.W and first in ready:  # costs nothing, so nothing is cheaper
-            return self._throttled(first, line, ready, monitor) or Decision(first, Rule.FOLLOW)
+            return self._throttled(first, ready, view, monitor) or Decision(first, Rule.FOLLOW)
         patience = view.idle_since + self._patience * monitor.unit
         waited = view.now >= patience  # never while the unit is nan
         if self._may_follow and monitor.steady and not waited:
             return Decision(first if first in ready else None, Rule.FOLLOW, patience)
-        able = [(place, action) for place, action in line if action in ready]
+        places = self._places[view.rank]
+        line = [action for action in ready.next_in_line() if action in places]  # no B where the hint has I and W
+        able = [action for action in line if action in ready]
         if not able:
             return STARVE
-        ahead = able[0][1] != first
-        if waited and ahead:
-            return Decision(min((action for _, action in able), key=_age), Rule.FORCE)
-        if ahead and not self._rules.advance:
-            return Decision(None, Rule.FOLLOW, patience)
-        price, choice = min((self._price(place - due, action), action) for place, action in able)
+        if first not in able:
+            if waited:
+                return Decision(min(able, key=_age), Rule.FORCE)
+            if not self._rules.advance:
+                return Decision(None, Rule.FOLLOW, patience)
+        due = places[first]
+        price, choice = min((self._price(places[action] - due, action), action) for action in able)
         # Over a group, news of one member says little of when all of them will be ready.
-        if self._rules.hold and not waited and not isinstance(ready, Agreed):
+        if self._holds and not waited and not isinstance(ready, Agreed):
             until = min(self._worth_a_wait(price, line, ready, view, monitor), patience)
             if until > view.now:
                 return Decision(None, Rule.HOLD, until)
         if choice == first:
             return Decision(choice, Rule.FOLLOW)
-        return self._throttled(choice, able, ready, monitor) or Decision(choice, Rule.ADVANCE)
+        return self._throttled(choice, ready, view, monitor) or Decision(choice, Rule.ADVANCE)
 
     def ahead(self, ready: Agreed, view: View, running: Action) -> Action | None:
         """The hint's next, where the group will not wait for it: it is ready, or will be when `running` has ended.
 
         While times are steady it is the next whatever happens.
         """
-        line = self._line(ready, view.rank)
-        if not line:
+        first, monitor = ready.first(self._orders[view.rank]), view.monitor
+        if first is None:
             return None
-        (_, first), monitor = line[0], view.monitor
         assert monitor is not None
         if ready.ready_on_all(first) or (self._may_follow and monitor.steady):
             return first
         return first if self._arrival(first, ready, monitor) <= view.now + monitor.expected(running) else None
 
-    def _line(self, ready: Ready, rank: int) -> list[tuple[int, Action]]:
-        """(place in the hint, action) of the next of each stage and op, ready or not, the next in the hint first."""
-        actions = ready.next_in_line()
-        made_of, line = self._lines[rank]
-        if actions is not made_of:
-            places = self._places[rank]
-            # Without a B where the hint has I and W, or the reverse.
-            line = sorted((places[action], action) for action in actions if action in places)
-            self._lines[rank] = actions, line
-        return line
-
     def _price(self, ahead: int, action: Action) -> float:
         prices = self._prices
         return prices.weight + prices.weight_place * ahead if action.op is Op.W else prices.place * ahead
 
-    def _worth_a_wait(
-        self, price: float, line: list[tuple[int, Action]], ready: Ready, view: View, monitor: Monitor
-    ) -> float:
+    def _worth_a_wait(self, price: float, line: list[Action], ready: Ready, view: View, monitor: Monitor) -> float:
         """Until when to wait rather than pay `price`; 0 for not at all.
 
         Once a message is overdue, it is taken to be as far ahead as it is late.
         """
         latest = 0.0
-        for _, action in line:
+        for action in line:
             if (scarcity := self._scarcity[action.stage]) and action.op is not Op.W and action not in ready:
                 arrival = self._arrival(action, ready, monitor)
                 affordable = (price * scarcity - self._prices.hold) * monitor.unit
@@ -168,9 +156,7 @@ class Swift(Policy):
             return inf
         return monitor.end_of(self._rank_of[stage + 1], stage + 1, BACKWARDS, microbatch)
 
-    def _throttled(
-        self, choice: Action, line: list[tuple[int, Action]], ready: Ready, monitor: Monitor
-    ) -> Decision | None:
+    def _throttled(self, choice: Action, ready: Ready, view: View, monitor: Monitor) -> Decision | None:
         """To run a ready W instead of an F that the next stage has no use for yet."""
         if choice.op is not Op.F or choice.stage == self._last:
             return None
@@ -178,8 +164,9 @@ class Swift(Policy):
             return None
         if monitor.depth(self._rank_of[choice.stage + 1]) < crowd:
             return None
-        weight = next((action for _, action in line if action.op is Op.W and action in ready), None)
-        return weight and Decision(weight, Rule.THROTTLE)
+        places = self._places[view.rank]
+        weights = [action for action in ready if action.op is Op.W and action in places]
+        return Decision(min(weights, key=places.__getitem__), Rule.THROTTLE) if weights else None
 
 
 STARVE = Decision(None, Rule.STARVE)
