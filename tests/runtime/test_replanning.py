@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op, Schedule
 from pipeswift.runtime import Pipeline, init_mesh, replanning
+from pipeswift.runtime.replanning import Account, combined
 from pipeswift.search import replan as search
 from pipeswift.trace import PLANS, Trace, whole_passes
 from tests.moe.models import expert_block
@@ -89,6 +91,22 @@ def test_all_ranks_plan_for_what_passes_took_on_each(procs: Pool):
     assert (one[[Op.F, Op.B], 1] > 0).all()
 
 
+def telling(seconds: np.ndarray) -> Callable[..., Account]:
+    """In place of `account_of`: all micro-batches alike, links without latency."""
+    return lambda *facts: Account(seconds[..., None], np.zeros(seconds.shape, dtype=np.bool_), span=0.0, loads={})
+
+
+def test_where_ranks_meet_the_last_to_come_counts_and_elsewhere_the_slowest():
+    def account(meets: bool, *seconds: float) -> Account:
+        return Account(np.array(seconds).reshape(1, 1, -1), np.array([[meets]]), span=0.0, loads={})
+
+    nan = float("nan")
+    apart = [account(False, 1, 4), account(False, 2, 3), account(False, nan, nan)]
+    assert combined(apart, experts=1).tolist() == [[[2, 4]]]
+    together = [account(True, 1, 4), account(True, 2, 3), account(True, 5, 1), account(True, 4, nan)]
+    assert combined(together, experts=2).tolist() == [[[4, 3]]]
+
+
 class Step(NamedTuple):
     """plans: made before it."""
 
@@ -98,7 +116,7 @@ class Step(NamedTuple):
 
 
 def slowing_down(rank: int, world: int, ep: int) -> list[Step]:
-    """Six steps. From the fourth on, rank 0 of the last replica says that its passes take three times as long."""
+    """Six steps. From the fourth on, those of stage 0 say that its passes take three times as long."""
     blocks = [partial(expert_block, index, {}) if ep > 1 else partial(Block, index) for index in range(2)]
     pipe = Pipeline(
         [Embed, *blocks, Head],
@@ -109,12 +127,11 @@ def slowing_down(rank: int, world: int, ep: int) -> list[Step]:
         expert_chunks=2,
         policy="replan",
     )
-    slow = pipe.rank == 0 and pipe.replica == ep - 1
     steps = []
     for number in range(6):
         seconds = np.full((4, 2), np.nan)
-        seconds[[Op.F, Op.B], pipe.rank] = [3, 6] if slow and number >= 3 else [1, 2]
-        with patch.object(replanning, "mean_seconds", lambda *facts, seconds=seconds: seconds):
+        seconds[[Op.F, Op.B], pipe.rank] = [3, 6] if pipe.rank == 0 and number >= 3 else [1, 2]
+        with patch.object(replanning, "account_of", telling(seconds)):
             trace = pipe.step(*batch(2 * MICROBATCHES, seed=pipe.replica)).trace
         (plans,) = (int(counter.value[-1]) for counter in trace.counters if counter.name == PLANS)
         steps.append(Step(orders_of(trace), plans, gradients_of(pipe)))
@@ -153,7 +170,7 @@ def restless(rank: int, world: int, name: str) -> list[tuple[bool, dict[str, Ten
     draws = np.random.default_rng(0).lognormal(sigma=1.0, size=(5, 4, pipe.schedule.num_stages))
     found = []
     for seconds in draws:
-        told = patch.object(replanning, "mean_seconds", lambda *facts, seconds=seconds: seconds)
+        told = patch.object(replanning, "account_of", telling(seconds))
         with told, patch.object(search, "WORTH", -1.0):
             order = orders_of(pipe.step(*batch(2 * MICROBATCHES)).trace)
         found.append((order != rows_of(pipe.schedule, rank), gradients_of(pipe)))

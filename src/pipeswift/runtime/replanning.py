@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeswift.cost import Costs, activations
-from pipeswift.ir import Schedule
+from pipeswift.ir import Op, Schedule
 from pipeswift.policy import Plan, Seen
 from pipeswift.runtime.auxiliary import Figures
 from pipeswift.runtime.peers import Peers, agree
 from pipeswift.runtime.recorder import clock
 from pipeswift.search import load, replanned
-from pipeswift.simulate import measured_costs
-from pipeswift.trace import PLANNING, PLANS, Counter, Trace
+from pipeswift.simulate import fitted_latency, measured_costs
+from pipeswift.trace import ALL_TO_ALL, COMPUTE, PLANNING, PLANS, Counter, Trace, longest_span
 
 ROWS = "rows"  # the figure of a layer that says how many rows each of its experts has got
+
+
+class Account(NamedTuple):
+    """What one rank tells after a step. seconds: of its passes, shape (4, stages, micro-batches), NaN for others.
+
+    meets: in which (op, stage) it meets others in all-to-alls. span: seconds from its first start to its last end.
+    loads: rows by expert, of its layers that have experts.
+    """
+
+    seconds: np.ndarray
+    meets: np.ndarray
+    span: float
+    loads: Mapping[str, np.ndarray]
 
 
 class Replanning:
@@ -36,10 +50,17 @@ class Replanning:
 
         Raises Disagreement, on every rank, where some make other plans of the same facts.
         """
-        seen = self._seen(schedule, trace, figures)
+        accounts = self._peers.everyone.all_gather(account_of(schedule, trace, figures))
         began = clock()
         last = self._plans.get(schedule.fingerprint) or Plan(schedule)
-        plan = self._plans[schedule.fingerprint] = last.after(seen, lambda seconds: self._find(schedule, seconds))
+        passes = combined(accounts, self._peers.replicas.experts.size)
+        span = max(account.span for account in accounts)
+
+        def find(seconds: np.ndarray) -> Schedule:
+            latency = fitted_latency(last.order, _costs(schedule, passes), span)
+            return replanned(schedule, _costs(schedule, seconds[..., None], latency), self._in_flight)
+
+        plan = self._plans[schedule.fingerprint] = last.after(Seen(_mean(passes), _sum_of_loads(accounts)), find)
         if plan.made > last.made:
             self._made, self._seconds = self._made + 1, self._seconds + clock() - began
             agree(self._peers, {"plan for the next step": plan.order.fingerprint[:12]})
@@ -51,23 +72,41 @@ class Replanning:
         values = {PLANS: self._made, PLANNING: self._seconds}
         return tuple(Counter(name, self._peers.rank, now, np.array([value])) for name, value in values.items())
 
-    def _seen(self, schedule: Schedule, trace: Trace, figures: Mapping[str, Figures]) -> Seen:
-        """A pass in which ranks meet lasts until the slowest has done it: of their mean seconds the largest counts."""
-        loads = {layer: seen.sums[ROWS].numpy() for layer, seen in figures.items() if ROWS in seen.sums}
-        everyone = self._peers.everyone.all_gather((mean_seconds(schedule, trace), loads))
-        rows: dict[str, np.ndarray] = {}
-        for _, theirs in everyone:
-            for layer, counts in theirs.items():
-                rows[layer] = rows.get(layer, 0) + counts
-        return Seen(np.fmax.reduce([seconds for seconds, _ in everyone]), rows)
 
-    def _find(self, schedule: Schedule, seconds: np.ndarray) -> Schedule:
-        memory, nothing = activations(schedule.num_stages), np.zeros(schedule.num_stages - 1)
-        return replanned(schedule, Costs(seconds[..., None], memory, nothing), self._in_flight)
-
-
-def mean_seconds(schedule: Schedule, trace: Trace) -> np.ndarray:
-    """Of each (op, stage) of this rank; NaN for those of others."""
+def account_of(schedule: Schedule, trace: Trace, figures: Mapping[str, Figures]) -> Account:
     seconds = measured_costs(schedule, trace).seconds
-    count = (~np.isnan(seconds)).sum(axis=2)
-    return np.divide(np.nansum(seconds, axis=2), count, out=np.full(count.shape, np.nan), where=count > 0)
+    meets = np.zeros(seconds.shape[:2], dtype=np.bool_)
+    sent = trace.only((trace.lane == ALL_TO_ALL) & (trace.op != Op.W))  # W there is a reduction of gradients
+    meets[sent.op, sent.stage] = True
+    loads = {layer: seen.sums[ROWS].numpy() for layer, seen in figures.items() if ROWS in seen.sums}
+    return Account(seconds, meets, longest_span(trace.only(trace.lane == COMPUTE)), loads)
+
+
+def combined(accounts: Sequence[Account], experts: int) -> np.ndarray:
+    """What each pass takes, in the form of `Account.seconds`, from accounts of which `experts` in a row share experts.
+
+    Where these meet in a pass they end it together, and it lasts what the last to come saw of it, the least. Otherwise
+    the slowest rank counts.
+    """
+    seconds = np.stack([account.seconds for account in accounts])
+    meets = np.any([account.meets for account in accounts], axis=0)[..., None]
+    groups = seconds.reshape(-1, experts, *seconds.shape[1:])
+    return np.fmax.reduce(np.where(meets, np.fmin.reduce(groups, axis=1), np.fmax.reduce(groups, axis=1)))
+
+
+def _mean(passes: np.ndarray) -> np.ndarray:
+    """Over micro-batches; NaN where none ran."""
+    count = (~np.isnan(passes)).sum(axis=2)
+    return np.divide(np.nansum(passes, axis=2), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
+def _sum_of_loads(accounts: Sequence[Account]) -> dict[str, np.ndarray]:
+    rows: dict[str, np.ndarray] = {}
+    for account in accounts:
+        for layer, counts in account.loads.items():
+            rows[layer] = rows.get(layer, 0) + counts
+    return rows
+
+
+def _costs(schedule: Schedule, seconds: np.ndarray, latency: float = 0.0) -> Costs:
+    return Costs(seconds, activations(schedule.num_stages), np.zeros(schedule.num_stages - 1), latency)

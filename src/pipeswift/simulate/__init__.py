@@ -2,6 +2,7 @@
 
 from pipeswift.simulate.deadlock import Deadlock, Stuck
 from pipeswift.simulate.events import run
+from pipeswift.simulate.fit import fitted_latency
 from pipeswift.simulate.joint import run_joint
 from pipeswift.simulate.measured import measured_costs
 from pipeswift.simulate.replay import replay
@@ -17,6 +18,7 @@ __all__ = [
     "Stuck",
     "VariabilityError",
     "factors",
+    "fitted_latency",
     "listeners",
     "measured_costs",
     "replay",
