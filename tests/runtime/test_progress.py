@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeswift.ir import F, Op, Product
-from pipeswift.policy import Ready, slots_of
+from pipeswift.policy import Agreed, Ready, slots_of
+from pipeswift.policy.agreement import Arrived, Go
 from pipeswift.program import Part, Work
 from pipeswift.runtime.groups import PeerLost
 from pipeswift.runtime.progress import Progress, Run, last_done, now_doing
@@ -24,6 +25,47 @@ def under_way(rank: int) -> tuple[Progress, Run]:
 def test_it_waits_for_an_output():
     progress, _ = under_way(rank=1)
     assert now_doing(progress) == ("waits: F of stage 1, micro-batch 0 needs the output of stage 0 from rank 0", (0,))
+
+
+def agreeing(member: int) -> tuple[Progress, Agreed]:
+    """A rank in the middle of three, one of two that share out experts: ranks 2 and 3 of six."""
+    schedule = build("1f1b", 3, 4)
+    ready = Agreed(schedule, 1, slots_of(schedule), member, members=2)
+    progress = Progress(place=lambda rank: 2 * rank + member, sharers=(2, 3))
+    progress.phase, progress.run = "step 1", Run(schedule, 1, ready)
+    return progress, ready
+
+
+def test_it_waits_for_the_word_of_the_one_that_leads():
+    progress, ready = agreeing(member=1)
+    ready.arrive(Product.OUTPUT, 0, 0)
+    assert now_doing(progress) == ("waits for rank 2 to say what comes first", (2,))
+    ready.hear(Go(F(1, 0)))
+    assert now_doing(progress) == ("about to start F of stage 1, micro-batch 0", ())
+    ready.start(F(1, 0))
+    ready.finish(F(1, 0))
+    run = progress.run
+    assert run is not None
+    run.started.append(F(1, 0))
+    run.ended += 1
+    ready.arrive(Product.OUTPUT, 0, 1)
+    assert now_doing(progress) == ("waits for rank 2 to say what comes after F of stage 1, micro-batch 0", (2,))
+
+
+def test_it_waits_for_what_has_been_promised():
+    progress, ready = agreeing(member=1)
+    ready.hear(Go(F(1, 0)))
+    text = "waits: F of stage 1, micro-batch 0 needs the output of stage 0 from rank 1"
+    assert now_doing(progress) == (text, (1,))
+
+
+def test_the_one_that_leads_waits_for_a_report():
+    progress, ready = agreeing(member=0)
+    ready.arrive(Product.OUTPUT, 0, 0)
+    lacks = "that rank 3 says it has the output of stage 0"
+    assert now_doing(progress) == (f"waits: F of stage 1, micro-batch 0 needs {lacks}", (3,))
+    ready.hear(Arrived(1, Product.OUTPUT, 0, 0))
+    assert now_doing(progress) == ("about to start F of stage 1, micro-batch 0", ())
 
 
 def test_it_is_busy():

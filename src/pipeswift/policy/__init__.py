@@ -2,7 +2,7 @@
 
 from pipeswift.policy.agreement import LEADER, Agreed, Message
 from pipeswift.policy.base import Decision, Policy, Rule, View
-from pipeswift.policy.calibrate import calibrate
+from pipeswift.policy.calibrate import calibrate, merge_calibrations
 from pipeswift.policy.follow import Follow
 from pipeswift.policy.monitor import Alarm, Calibration, Monitor, Summary
 from pipeswift.policy.ready import Ready, Slots, slots_of
@@ -32,6 +32,7 @@ __all__ = [
     "View",
     "calibrate",
     "check_replan",
+    "merge_calibrations",
     "slots_of",
     "source_order",
 ]

@@ -66,11 +66,15 @@ class Agreed(Ready):
     @property
     def promised(self) -> Action | None:
         """What comes next, if that is known."""
-        return self._promised[0] if self._promised else None
+        return next(iter(self._promised.copy()), None)  # a copy, since a watchdog's thread asks, too
 
     def ready_on_all(self, action: Action) -> bool:
         """Whether every member can run it after what has been promised. For the leader."""
         return all(action in mirror for mirror in self._mirrors)
+
+    def unsure_of(self, product: Product, stage: int, microbatch: int) -> int | None:
+        """A member that the leader, which this rank is, has not heard to have that product; None if all have it."""
+        return next((i for i, mirror in enumerate(self._mirrors) if not mirror.has(product, stage, microbatch)), None)
 
     def promise(self, action: Action) -> None:
         """The leader's word that `action` comes next."""

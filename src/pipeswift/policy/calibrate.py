@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
+
 import numpy as np
 
 from pipeswift.ir import Op
@@ -27,3 +30,12 @@ def calibrate(trace: Trace) -> Calibration:
                 if op is not Op.W and mean > 0.0:
                     swing[stage] = max(swing.get(stage, 0.0), float(mine.std()) / mean)
     return Calibration(seconds, swing)
+
+
+def merge_calibrations(members: Sequence[Calibration]) -> Calibration:
+    """One for pipelines that run a schedule together: their mean seconds, and of each stage the largest swing."""
+    first = members[0]
+    return Calibration(
+        {key: fmean(member.seconds[key] for member in members) for key in first.seconds},
+        {stage: max(member.swing[stage] for member in members) for stage in first.swing},
+    )

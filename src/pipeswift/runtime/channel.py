@@ -44,7 +44,7 @@ class Arrival(NamedTuple):
     microbatch: int
 
 
-Inbox = SimpleQueue  # of Arrival, or of the exception that ended a channel
+Inbox = SimpleQueue  # of Arrival, of None for news that lie elsewhere, or of the exception that ended a channel
 
 
 class Expected(NamedTuple):

@@ -10,12 +10,13 @@ from typing import Any
 
 from pipeswift.ir import Action, Op, Overlap, Schedule, parts
 from pipeswift.passes import weight_runs
-from pipeswift.policy import Ready, View
+from pipeswift.policy import Agreed, Ready, View
 from pipeswift.program import Lane
 from pipeswift.runtime.calls import Bound, Calls, Job, Pass, join
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes
 from pipeswift.runtime.loom import Key, Loom, key_of
+from pipeswift.runtime.parley import Parley
 from pipeswift.runtime.progress import Progress, Run
 from pipeswift.runtime.recorder import Recorder, clock
 from pipeswift.runtime.stage import Stage
@@ -51,7 +52,7 @@ class Executor:
                 stage.prepare_split()
         together = _by_last(weight_runs(schedule.orders[rank])) if batched_weight_gradients else None
         self._calls = Calls(schedule, stages, wiring, lanes, together)
-        self._loom = Loom(schedule, rank, stages, experts)
+        self._loom, self._experts = Loom(schedule, rank, stages, experts), experts
         self._bound = self._bind()
         self._spans = self._count_spans()
         self._recorder = Recorder(rank, schedule.num_ranks, 0)
@@ -59,12 +60,12 @@ class Executor:
     def run(self, job: Job, helm: Helm) -> Recorder:
         """One step, in which `helm` decides. Raises whatever a layer, the loss or a channel raised."""
         self._wiring.begin(self.schedule)
-        ready = Ready(self.schedule, self.rank, helm.slots)
+        ready, parley = self._ready(helm)
         backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(helm.order or self.schedule, self.rank, ready)
         self._recorder = recorder = Recorder(self.rank, self.schedule.num_ranks, self._spans)
         self._calls.begin(job, recorder)
-        for entry in self._decisions(ready, helm):
+        for entry in self._decisions(ready, helm, parley):
             for actions in self._loom.bundles(entry):
                 run.started += actions
                 self._run(actions, ready)
@@ -77,10 +78,19 @@ class Executor:
                 self._bound = self._bind()
         if helm.lookout:
             recorder.counters = helm.lookout.counters(clock())
+        if parley:
+            recorder.counters = *recorder.counters, parley.counter(self.rank, clock())
         return recorder
 
-    def _decisions(self, ready: Ready, helm: Helm) -> Iterator[Action | Overlap]:
-        """What to run, one entry after the other: each is over when the next is asked for."""
+    def _ready(self, helm: Helm) -> tuple[Ready, Parley | None]:
+        """What may start on this rank, and how it agrees on that with others, where its passes meet theirs."""
+        if helm.hotline is None or not any(stage.exchanges for stage in self._stages.values()):
+            return Ready(self.schedule, self.rank, helm.slots), None
+        ready = Agreed(self.schedule, self.rank, helm.slots, self._experts.rank, self._experts.size)
+        return ready, Parley(ready, helm.policy, helm.hotline)
+
+    def _decisions(self, ready: Ready, helm: Helm, parley: Parley | None) -> Iterator[Action | Overlap]:
+        """What to run, one entry after the other: each has started, and is over when the next is asked for."""
         policy, inbox, started, idle_since = helm.policy, self._wiring.inbox, 0, clock()
         watch = helm.lookout
         if watch:
@@ -88,10 +98,13 @@ class Executor:
         while not ready.finished:
             while not inbox.empty():
                 self._arrive(ready, inbox.get())
+            if parley:
+                parley.turn()
             now = clock()
             if watch:
                 watch.look(now)
-            decision = policy.next(ready, View(self.rank, now, started, idle_since, watch and watch.monitor))
+            view = View(self.rank, now, started, idle_since, watch and watch.monitor)
+            decision = policy.next(ready, view)
             if watch:
                 watch.note(now, decision, ready.depth)
             entry = decision.entry
@@ -101,6 +114,10 @@ class Executor:
             started += 1
             if watch:
                 watch.begin(parts(entry)[0], now, ready.depth)
+            for action in parts(entry):
+                ready.start(action)
+            if parley:
+                parley.begin(parts(entry)[0], view)
             yield entry
             idle_since = clock()
             if watch:
@@ -119,8 +136,6 @@ class Executor:
             stage.tail = None
 
     def _run(self, actions: Sequence[Action], ready: Ready) -> None:
-        for action in actions:
-            ready.start(action)
         passes = [Pass(action) for action in actions]
         for lane, number, call, _ in self._bound[key_of(actions)]:
             if lane is Lane.COMPUTE:
@@ -156,7 +171,8 @@ class Executor:
     def _arrive(self, ready: Ready, arrival: Any) -> None:
         if isinstance(arrival, BaseException):
             raise arrival
-        ready.arrive(arrival.product, arrival.stage, arrival.microbatch)
+        if arrival is not None:
+            ready.arrive(arrival.product, arrival.stage, arrival.microbatch)
 
 
 def _by_last(runs: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from pipeswift.runtime.groups import Group
+from pipeswift.runtime.process import Process
 
 Address = tuple[str, int]
 
@@ -64,6 +65,15 @@ class Heartbeat:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def home(group: Group) -> tuple[str, str]:
+    """(address to listen at, host to be found under), for sockets between the group's processes alone: where one host
+    has them all, nothing leaves its loopback interface. Every rank must call this."""
+    processes: list[Process] = group.all_gather(Process.here())
+    if len({(process.host, process.namespace) for process in processes}) == 1:
+        return "127.0.0.1", "127.0.0.1"
+    return "0.0.0.0", reachable_name()
 
 
 def reachable_name() -> str:

@@ -88,12 +88,15 @@ class Jobs:
         return loss
 
     def _source_order(self, parts: Sequence[Part]) -> Sequence[int] | None:
-        """In which order micro-batches enter, the same on all ranks. parts: of the inputs, where this rank has them."""
+        """In which order micro-batches enter, the same on all ranks, and on all replicas that share out experts, where
+        those of one number meet. parts: of the inputs, where this rank has them."""
         if self.cost_of is None:
             return None
-        mine = source_order([_cost(self.cost_of(part.value), number) for number, part in enumerate(parts)])
+        costs = [_cost(self.cost_of(part.value), number) for number, part in enumerate(parts)]
         with self.progress.joining("the order of micro-batches"):
-            return next(filter(None, self.peers.all_gather(mine)))
+            if parts:
+                costs = list(map(sum, zip(*self.peers.replicas.experts.all_gather(costs), strict=True)))
+            return next(filter(None, self.peers.all_gather(source_order(costs))))
 
     def _place(self, parts: Sequence[Part]) -> tuple[int, int]:
         """(samples on replicas before this one, samples on all)."""

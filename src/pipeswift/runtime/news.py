@@ -11,8 +11,7 @@ from contextlib import suppress
 from pipeswift.ir import Action, Op
 from pipeswift.policy import Summary
 from pipeswift.runtime.groups import Group
-from pipeswift.runtime.heartbeat import Address, reachable_name
-from pipeswift.runtime.process import Process
+from pipeswift.runtime.heartbeat import Address, home
 
 _FORM = struct.Struct("<8s5i4d")  # the run's token; rank, stage, op, micro-batch, depth; time, until, swing, step
 
@@ -21,12 +20,10 @@ class News:
     """One rank's socket and its neighbours' addresses. Every rank of the pipeline must make one, at the same time."""
 
     def __init__(self, group: Group, neighbours: Iterable[int]):
-        processes: list[Process] = group.all_gather(Process.here())
-        alone_here = len({(process.host, process.namespace) for process in processes}) == 1
+        local, host = home(group)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(("127.0.0.1" if alone_here else "0.0.0.0", 0))
-        host = "127.0.0.1" if alone_here else reachable_name()
+        self._socket.bind((local, 0))
         everyone: Sequence[tuple[Address, bytes]] = group.all_gather(
             ((host, self._socket.getsockname()[1]), secrets.token_bytes(8))
         )

@@ -21,6 +21,7 @@ from pipeswift.runtime.async_optimizer import AsyncOptimizer, Update
 from pipeswift.runtime.auxiliary import Figures, gather_figures
 from pipeswift.runtime.batch import Rules
 from pipeswift.runtime.calls import Job
+from pipeswift.runtime.channel import Inbox
 from pipeswift.runtime.copies import Copies
 from pipeswift.runtime.executor import Executor
 from pipeswift.runtime.executors import Executors
@@ -77,8 +78,8 @@ class Pipeline:
         measure all-to-alls and experts for a moment, and then what that suggests (`grains`). For layers whose experts
         ranks of the mesh share.
     cost_of: what a micro-batch will cost, in any unit, from its inputs (say a sequence length squared). Cheap ones
-        then enter the pipeline first and last. Losses and outputs keep the caller's order; gradients are those of the
-        micro-batches in the order in which they entered.
+        then enter the pipeline first and last, where experts are shared out by the sum of costs over their ranks.
+        Losses and outputs keep the caller's order; gradients are those of micro-batches in the order they entered in.
     config: settings that must be equal on all ranks, beyond schedule, layout, ties, seed and versions.
     bucket: how many gradients replicas reduce at a time; a parameter that has more is reduced by itself.
     watchdog: seconds without any progress in a step, or without a sign of life of a rank, after which all ranks are
@@ -118,7 +119,8 @@ class Pipeline:
         self._progress = Progress(self._peers.place, self._peers.sharers)
         self._watchdog = watch(self._peers, self._progress, watchdog)
         self._batched = batched_weight_gradients
-        self._steering = Steering(self._peers, policy, in_flight)
+        inbox = Inbox()
+        self._steering = Steering(self._peers, policy, in_flight, inbox)
         settings = {
             **(config or {}),
             "batched_weight_gradients": batched_weight_gradients,
@@ -149,7 +151,7 @@ class Pipeline:
         self._reducer = Reducer(buckets_of(order, self.stages, self._weights, self._peers.replicas, bucket))
         self._accumulation = Accumulation(self._peers, self._assembly, self._reducer, self._progress)
         self._granularity = Granularity(self._peers, self.stages, self.schedule, self._request.grain)
-        self._wiring = Wiring(self._peers, self.schedule.routes)
+        self._wiring = Wiring(self._peers, self.schedule.routes, inbox)
         self._lanes = lanes = Lanes()
         self._progress.exchange = lambda: lanes.waits_for
         self._executors = Executors(self._request, self._assembly, self.num_ranks, self._make_executor)

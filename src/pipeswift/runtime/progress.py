@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeswift.ir import Action, Op, Product, Schedule, needs, parts
-from pipeswift.policy import Ready
+from pipeswift.policy import LEADER, Agreed, Ready
 from pipeswift.program import Work
 from pipeswift.runtime.groups import PeerLost
 
@@ -131,7 +131,7 @@ def now_doing(progress: Progress) -> tuple[str, tuple[int, ...]]:
         if (work := progress.exchange()) is not None:
             return _exchanging(work, progress.sharers), tuple(progress.sharers)
         return f"{BUSY}{name(started[-1])}", ()
-    return _awaited(run, set(started), progress.place)
+    return _awaited(run, set(started), progress)
 
 
 def _exchanging(work: Work, sharers: Sequence[int]) -> str:
@@ -145,20 +145,37 @@ def name(action: Action) -> str:
     return f"{_OPS[action.op]} of stage {action.stage}, micro-batch {action.microbatch}"
 
 
-def _awaited(run: Run, started: set[Action], place: Callable[[int], int]) -> tuple[str, tuple[int, ...]]:
-    """The first entry of the rank's order that has not started, and what it lacks."""
-    schedule = run.schedule
-    for entry in schedule.orders[run.rank]:
-        if started.issuperset(parts(entry)):
-            continue
-        for action in parts(entry):
-            for product, stage in needs(action, schedule.num_stages):
-                if not run.ready.has(product, stage, action.microbatch):
-                    holder = place(schedule.rank_of(stage, action.microbatch))
-                    lacks = f"the {_PRODUCTS[product]} of stage {stage} from rank {holder}"
-                    return f"waits: {name(action)} needs {lacks}", (holder,)
-        return f"about to start {name(parts(entry)[0])}", ()
-    return "done with its actions", ()
+def _awaited(run: Run, started: set[Action], progress: Progress) -> tuple[str, tuple[int, ...]]:
+    """What ranks have agreed on, or the first entry of the rank's order that has not started; and what it lacks."""
+    schedule, ready = run.schedule, run.ready
+    agreed = ready.promised if isinstance(ready, Agreed) else None
+    entry = agreed or next((entry for entry in schedule.orders[run.rank] if not started.issuperset(parts(entry))), None)
+    if entry is None:
+        return "done with its actions", ()
+    for action in parts(entry):
+        for product, stage in needs(action, schedule.num_stages):
+            if not ready.has(product, stage, action.microbatch):
+                holder = progress.place(schedule.rank_of(stage, action.microbatch))
+                return f"waits: {name(action)} needs {_item(product, stage)} from rank {holder}", (holder,)
+    if isinstance(ready, Agreed) and not agreed and (found := _unsaid(run, ready, parts(entry)[0], progress.sharers)):
+        return found
+    return f"about to start {name(parts(entry)[0])}", ()
+
+
+def _unsaid(run: Run, ready: Agreed, action: Action, sharers: Sequence[int]) -> tuple[str, tuple[int, ...]] | None:
+    """Whose word is missing for an action that this rank itself could run."""
+    if not ready.leads:
+        leader, last = sharers[LEADER], run.started[-1:]
+        return f"waits for rank {leader} to say what comes {'after ' + name(last[0]) if last else 'first'}", (leader,)
+    for product, stage in needs(action, run.schedule.num_stages):
+        if (member := ready.unsure_of(product, stage, action.microbatch)) is not None:
+            told = f"that rank {sharers[member]} says it has {_item(product, stage)}"
+            return f"waits: {name(action)} needs {told}", (sharers[member],)
+    return None
+
+
+def _item(product: Product, stage: int) -> str:
+    return f"the {_PRODUCTS[product]} of stage {stage}"
 
 
 def _last(progress: Progress) -> Action | None:

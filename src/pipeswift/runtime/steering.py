@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Schedule
-from pipeswift.policy import Follow, Policy, Slots, Swift, calibrate, check_replan, slots_of
+from pipeswift.policy import Follow, Policy, Slots, Swift, calibrate, check_replan, merge_calibrations, slots_of
 from pipeswift.runtime.auxiliary import Figures
+from pipeswift.runtime.channel import Inbox
+from pipeswift.runtime.groups import Group
+from pipeswift.runtime.hotline import Hotline
 from pipeswift.runtime.lookout import Lookout
 from pipeswift.runtime.news import News
 from pipeswift.runtime.peers import Peers
@@ -24,13 +27,15 @@ WARM_UP = 1  # steps that are not looked at; the next one calibrates, or is the 
 class Helm(NamedTuple):
     """What decides in one step, within which limits.
 
-    lookout: for a policy that watches. order: what it follows, where that is not the schedule's own.
+    lookout: for a policy that watches. order: what it follows, where that is not the schedule's own. hotline: where
+    ranks share out experts, and have to agree.
     """
 
     policy: Policy
     slots: Slots
     lookout: Lookout | None = None
     order: Schedule | None = None
+    hotline: Hotline | None = None
 
 
 class Steering:
@@ -43,10 +48,11 @@ class Steering:
     in_flight: micro-batches that each stage may hold, from F to W or B; by default as many as the schedule's own order.
     """
 
-    def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None):
-        self._peers, self._policy, self._in_flight = peers, policy, in_flight
+    def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None, inbox: Inbox):
+        self._peers, self._policy, self._in_flight, self._inbox = peers, policy, in_flight, inbox
         self._helms: dict[str, Helm] = {}
         self._news: News | None = None
+        self._hotline: Hotline | None = None
         self._replanning = Replanning(peers, in_flight) if policy == "replan" else None
         self._steps = 0
 
@@ -62,12 +68,6 @@ class Steering:
     def check(self, schedule: Schedule) -> None:
         """Raises PipeSwiftError when there is no such policy, or it cannot decide for `schedule`."""
         _check(self._policy, self._in_flight)
-        if not self.static and self._replanning is None and self._peers.replicas.experts.size > 1:
-            raise PipeSwiftError(
-                f"policy {self.name} decides on each rank by itself, but ranks that share out experts (ep = "
-                f"{self._peers.replicas.experts.size}) have to take the same actions: use policy follow or replan, or "
-                "ep = 1"
-            )
         if self._policy == "swift":
             Swift(schedule)
         if self._policy == "replan":
@@ -76,6 +76,12 @@ class Steering:
             raise PipeSwiftError(
                 f"a policy of your own may leave the order of {schedule.name}, which says what version of the weights "
                 "each pass uses: use policy follow, or a schedule that flushes, such as 1f1b"
+            )
+        if callable(self._policy) and schedule.overlaps and self._shared_out.size > 1:
+            raise PipeSwiftError(
+                f"a policy of your own cannot start the woven pairs of {schedule.name} where ranks share out experts "
+                f"(ep = {self._shared_out.size}), which agree on one pass at a time: use policy follow, or a schedule "
+                "without them, such as 1f1b"
             )
 
     def learns_from(self, schedule: Schedule) -> bool:
@@ -99,7 +105,8 @@ class Steering:
             order = self._replanning.learn(schedule, trace, figures)
             self._helms[schedule.fingerprint] = Helm(Follow(order), slots_of(order), order=order)
         elif self._steps > WARM_UP:
-            calibration = calibrate(gather(self._peers, trace))
+            mine = calibrate(gather(self._peers, trace))
+            calibration = merge_calibrations(self._shared_out.all_gather(mine))
             slots = self._slots(schedule)
             self._watched(schedule, lambda hint: Swift(hint, slots, calibration=calibration))
 
@@ -110,6 +117,13 @@ class Steering:
     def close(self) -> None:
         if self._news is not None:
             self._news.close()
+        if self._hotline is not None:
+            self._hotline.close()
+
+    @property
+    def _shared_out(self) -> Group:
+        """The ranks that share out experts with this one."""
+        return self._peers.replicas.experts
 
     def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
         if schedule.fingerprint not in self._helms:
@@ -118,7 +132,9 @@ class Steering:
             if monitor is not None and self._news is None:
                 self._news = News(self._peers.pipeline, listeners(schedule)[self._peers.rank])
             lookout = Lookout(monitor, self._news) if monitor is not None and self._news is not None else None
-            self._helms[schedule.fingerprint] = Helm(policy, self._slots(schedule), lookout)
+            if self._hotline is None and self._shared_out.size > 1:
+                self._hotline = Hotline(self._shared_out, self._inbox)
+            self._helms[schedule.fingerprint] = Helm(policy, self._slots(schedule), lookout, hotline=self._hotline)
         return self._helms[schedule.fingerprint]
 
     def _slots(self, schedule: Schedule) -> Slots:

@@ -20,10 +20,10 @@ class ChannelKey(NamedTuple):
 
 
 class Wiring:
-    """The channels for a placement (`routes`); schedules with the same routes share them."""
+    """The channels for a placement (`routes`); schedules with the same routes share them. inbox: for arrivals."""
 
-    def __init__(self, peers: Peers, routes: tuple[tuple[int, ...], ...]):
-        self.inbox: Inbox = Inbox()
+    def __init__(self, peers: Peers, routes: tuple[tuple[int, ...], ...], inbox: Inbox):
+        self.inbox = inbox
         self.outbox = Outbox(self.inbox)
         self.senders: dict[ChannelKey, Sender] = {}
         self.receivers: dict[ChannelKey, Receiver] = {}

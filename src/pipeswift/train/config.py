@@ -319,11 +319,6 @@ def _check_experts(model: Model, pipeline: Pipeline) -> None:
             f"pipeline.expert_chunks = {chunks} are groups of the {held} experts that a rank holds "
             f"(model.experts / pipeline.ep). Use pipeline.expert_chunks = {held} at most."
         )
-    if pipeline.ep > 1 and pipeline.policy == "swift":
-        raise ConfigError(
-            f'pipeline.policy = "{pipeline.policy}" decides on each rank by itself, but ranks that share out experts '
-            f'(pipeline.ep = {pipeline.ep}) take the same actions. Use pipeline.policy = "follow" or "replan".'
-        )
 
 
 def _check_flush(config: Config, schedule: Schedule) -> None:
