@@ -174,7 +174,7 @@ class Indifferent(Swift):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._scarcity = [1.0] * len(self._scarcity)
+        self._scarcity, self._holds = [1.0] * len(self._scarcity), True
 
 
 def never(summary: Summary, listener: int) -> float:

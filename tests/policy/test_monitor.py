@@ -128,3 +128,12 @@ class TestSteady:
             monitor.hear(summary(rank=1, swing=0.5), now=0.0)
             monitor.ended(F(0, i), 1.0)
         assert not monitor.steady
+
+    def test_a_step_without_a_swing_is_as_good_as_a_calibration_and_one_with_a_swing_undoes_it(self):
+        monitor, seen = Monitor(0), []
+        for step in ([1.0] * SHORT, [1.0] * SHORT, [1.0, 3.0] * SHORT, *[[1.0] * 2 * LONG] * 3):
+            monitor.begin_step()
+            for i, seconds in enumerate(step):
+                monitor.ended(F(0, i), seconds)
+            seen.append(monitor.steady)
+        assert seen == [False, True, False, False, False, True]

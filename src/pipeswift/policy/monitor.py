@@ -103,12 +103,16 @@ class Monitor:
         self._depths: dict[int, deque[int]] = {}
         self._skew: dict[int, float] = {}  # our clock minus a teller's, from above
         self._agreeing = 0
-        # Whether passes take what they always take: in the calibration run, and now, here and at the neighbours.
+        # Whether passes take what they always take, here and at the neighbours: in the calibration run, or the last step
+        # since; in this step so far; and now.
         self.steady = self._was_calm = calibration is not None and self._is_calm(calibration.swing.values())
+        self._all_calm: bool | None = None  # None before the first pass
         self.unit = nan  # mean seconds of an F or a backward here
 
     def begin_step(self) -> None:
         """Micro-batches start anew; windows and what is known of neighbours' clocks stay."""
+        if self._all_calm is not None:
+            self._was_calm, self._all_calm = self._all_calm, None
         self._forwards.clear()
         self._heard.clear()
 
@@ -166,7 +170,9 @@ class Monitor:
     def _settle(self) -> None:
         """Leaves or enters the steady state when enough windows in a row say so."""
         swings = [summary.swing for summary in self._heard.values()] + [self.swing]
-        calm = self._was_calm and self._is_calm(swings)
+        calm_now = self._is_calm(swings)
+        self._all_calm = calm_now and self._all_calm is not False
+        calm = self._was_calm and calm_now  # a burst has calm moments; leaving the hint only in between pays less
         self._agreeing = 0 if calm is self.steady else self._agreeing + 1
         if self._agreeing >= self._alarm.windows:
             self.steady, self._agreeing = calm, 0
