@@ -103,8 +103,8 @@ class Monitor:
         self._depths: dict[int, deque[int]] = {}
         self._skew: dict[int, float] = {}  # our clock minus a teller's, from above
         self._agreeing = 0
-        # Whether passes take what they always take, here and at the neighbours: in the calibration run, or the last step
-        # since; in this step so far; and now.
+        # Whether passes take what they always take, here and at the neighbours: in the calibration run, or in the last
+        # step since; in this step so far; and now.
         self.steady = self._was_calm = calibration is not None and self._is_calm(calibration.swing.values())
         self._all_calm: bool | None = None  # None before the first pass
         self.unit = nan  # mean seconds of an F or a backward here
