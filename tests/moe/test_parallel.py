@@ -155,7 +155,8 @@ def test_all_tokens_on_one_expert_are_counted_there(procs: Pool):
     for trained in procs.run(train, 2, 2, case, world=4):
         loads = {counter.name.partition(": ")[2]: counter.value.tolist() for counter in trained.counters}
         own = 2 * 3  # samples x length of a micro-batch of one replica
-        assert loads == {f"rows {expert}": [own * (expert == 2)] * MICROBATCHES for expert in range(4)}
+        chosen = {f"rows {expert}": [own * (expert == 2)] * MICROBATCHES for expert in range(4)}
+        assert loads == chosen | {f"taken {rank}": [own * (rank == 1)] * MICROBATCHES for rank in range(2)}
         for figures in trained.figures.values():
             rows = figures.sums["rows"].tolist()
             assert rows[2] == sum(rows) == 2 * 2 * MICROBATCHES * 3, "replicas x samples x length"

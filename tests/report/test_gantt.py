@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from pipeswift import schedules
 from pipeswift.cost import Costs
 from pipeswift.report import gantt
+from pipeswift.report.palette import EXPOSED, HIDDEN, REDUCTION
 from pipeswift.simulate import replay
 from pipeswift.trace import QUEUE_DEPTH, Counter, EmptyTrace
-from tests.report.timelines import SHORT, WOVEN, timeline
+from tests.report.timelines import LANES, SHORT, WOVEN, timeline
 
 SCHEDULE = schedules.build("interleaved-1f1b", 2, 4)
 COSTS = Costs.uniform(4, chunks=2)
@@ -74,6 +76,32 @@ def test_chunks_differ_in_shade_and_ops_in_hue():
     (bars,) = gantt.figure([TRACE]).axes[0].collections
     assert len({tuple(colour) for colour in bars.get_facecolor()}) == 4
     assert all(f">{label}<" in svg(TRACE) for label in ("F", "B", "chunk 0", "chunk 1"))
+
+
+def test_all_to_alls_and_reductions_are_a_strip_at_the_foot_of_the_row():
+    figure = gantt.figure([LANES])
+    bars, *strips = figure.axes[0].collections
+    assert max(path.get_extents().y1 for path in bars.get_paths()[:3]) < 0.72
+    found = {}
+    for strip in strips:
+        for path in strip.get_paths():
+            box = path.get_extents()
+            assert (box.y0, box.y1) == pytest.approx((0.72, 0.94))
+            found.setdefault(to_hex(strip.get_facecolor()[0]), []).append((box.x0, box.x1))
+    assert found == {HIDDEN: [(1, 2), (6, 7)], EXPOSED: [(2, 3)], REDUCTION: [(8, 9)]}
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["F", "B", "all-to-all, hidden", "exposed", "reduction"]
+
+
+def test_notes_are_below_with_their_blanks():
+    assert "rank\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}0" in svg(SHORT, notes="rank  0\nrank  1")
+    height = gantt.figure([SHORT]).get_size_inches()[1]
+    assert gantt.figure([SHORT], notes="rank  0\nrank  1").get_size_inches()[1] == pytest.approx(height + 3 * 0.125)
+
+
+def test_the_headline_has_room_for_a_few_traces():
+    (headline,) = (text for text in gantt.figure([SHORT] * 6).texts if "bubble" in text.get_text())
+    assert headline.get_text() == "     ".join(["short: 3 s, bubble 50.0%"] * 4 + ["..."])
 
 
 def test_what_waited_is_a_line_over_the_bars():

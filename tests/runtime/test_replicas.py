@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pipeswift.errors import PipeSwiftError
 from pipeswift.nn import Dropout
 from pipeswift.runtime import Pipeline, init_mesh
+from pipeswift.trace import COLUMNS, Trace
 from tests.procs import Pool
 from tests.runtime.models import batch, builders, same, token_loss, token_loss_sum
 
@@ -319,3 +320,27 @@ def test_experts_are_reduced_over_the_replicas_that_hold_the_same_ones(procs: Po
     for rank, (norm, found, _) in enumerate(got):
         assert found == {"0.weight": dense, "1.scale": odd if rank % 2 else even}
         assert norm == (dense**2 + even**2 + odd**2) ** 0.5
+
+
+def traced(rank: int, world: int) -> tuple[Trace, tuple[Trace, ...]]:
+    pipe = pipeline(world, 2)
+    result = pipe.step(*batch(4))
+    traces = pipe.gather_traces(result)
+    pipe.close()
+    return result.trace, traces
+
+
+def test_the_traces_of_all_replicas_are_on_one_clock(procs: Pool):
+    by_rank = procs.run(traced, world=4)
+    traces = by_rank[0][1]
+    assert all(same_spans(one, other) for _, theirs in by_rank for one, other in zip(theirs, traces, strict=True))
+    zero = min(mine.start.min() for mine, _ in by_rank)
+    for number, (mine, _) in enumerate(by_rank):
+        rank, replica = divmod(number, 2)
+        found = traces[replica].by_rank()[rank]
+        assert np.array_equal(found.start, mine.start - zero)
+        assert np.array_equal(found.end, mine.end - zero)
+
+
+def same_spans(one: Trace, other: Trace) -> bool:
+    return all(np.array_equal(getattr(one, column), getattr(other, column)) for column in COLUMNS)

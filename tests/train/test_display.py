@@ -1,19 +1,11 @@
-"""What a run shows: a line where there is no terminal, a live view where there is one, a table at the end."""
+"""What a run shows: a line where there is no terminal, a live view where there is one."""
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
-from pipeswift import schedules
-from pipeswift.cost import Costs
-from pipeswift.ir import Op
-from pipeswift.program import BlockCosts, Grain, Line
-from pipeswift.simulate import replay
-from pipeswift.train.comparison import compare
-from pipeswift.train.cut import Cut
-from pipeswift.train.display import Lines, LiveView, close, describe, display
-from pipeswift.train.metrics import Outcome, Row, Step
+from pipeswift.train.display import Lines, LiveView, describe, display
+from pipeswift.train.metrics import Row, Step
 
 STEP = Step(
     loss=2.5,
@@ -48,45 +40,4 @@ def test_the_live_view_keeps_the_last_evaluation_and_shows_every_rank():
     console.print(view.render())
     shown = console.export_text()
     for words in ("2/10", "loss 2.500", "held-out 3.250", "rank 1", "75% busy"):
-        assert words in shown
-
-
-COSTS = BlockCosts(Line(1e-3, 2e-9), sent=4e6, experts={op: Line(5e-4, 0.02) for op in Op})
-MEASURED = "all-to-all takes 1.00 ms + 8.00 ms for 4.00 MB, experts 0.50 ms a chunk + 20.00 ms."
-
-
-def test_the_closing_table_sets_prediction_beside_measurement(capsys):
-    schedule = schedules.build("1f1b", 2, 4)
-    measured = replay(schedule, Costs.uniform(2, comm=0.5))
-    close(
-        Outcome(
-            schedule=schedule,
-            cut=Cut((3, 2)),
-            late_steps=(measured,),
-            first_held_out=5.5,
-            held_out=2.0,
-            tokens_per_second=1000,
-            seconds=60,
-            copies=2,
-            grains={0: Grain(2, 1, COSTS), 1: Grain(3, 1, COSTS)},
-            cores=2,
-            ranks_here=2,
-            threads=1,
-        ),
-        compare(schedule, [measured]),
-        Path("runs/x"),
-    )
-    shown = capsys.readouterr().out
-    for words in (
-        "makespan",
-        "bubble by span",
-        "2 1",
-        "2 ranks",
-        "shared 2 cores",
-        "5.500 -> 2.000",
-        "stage: 3 2.",
-        "stage: 2/1, 3/1.",
-        MEASURED,
-        "the first of 2 copies",
-    ):
         assert words in shown

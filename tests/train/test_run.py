@@ -91,7 +91,9 @@ def test_replicas_share_the_batch_and_train_as_one(settings, tmp_path):
                 assert float(row[column]) == pytest.approx(float(other[column]), rel=1e-4)
     events = json.loads((tmp_path / "run-2" / "trace.json").read_text())["traceEvents"]
     assert any(event.get("args", {}).get("name") == "all-to-all" for event in events), "no lane of reductions"
-    assert "2 ranks of 1 thread" in done.stdout
+    for words in ("2 ranks of 1 thread", "share of the step", "reducing", "rank 0, replica 1"):
+        assert words in done.stdout
+    assert "replica 1" in (tmp_path / "run-2" / "timeline.svg").read_text()
 
 
 @pytest.mark.timeout(300)

@@ -36,11 +36,15 @@ class Dispatch(NamedTuple):
     high: int
     payload: torch.dtype | None
 
-    def bytes_of(self, counts: Tensor, like: Tensor) -> dict[str, Tensor]:
-        """Of the rows that leave, by slot: the bytes sent, and those saved."""
+    def figures(self, counts: Tensor, like: Tensor) -> dict[str, Tensor]:
+        """Of so many rows by slot: those that each rank takes, the bytes that are sent away, and those saved."""
         rows = counts.sum() - counts[self.low : self.high].sum()
         size = (self.payload or like.dtype).itemsize
-        return {"sent": rows * like.shape[-1] * size, "saved": rows * like.shape[-1] * (like.dtype.itemsize - size)}
+        return {
+            "taken": counts.view(-1, self.high - self.low).sum(1),
+            "sent": rows * like.shape[-1] * size,
+            "saved": rows * like.shape[-1] * (like.dtype.itemsize - size),
+        }
 
 
 class Inlet(nn.Module):
@@ -90,7 +94,7 @@ class Inlet(nn.Module):
             order, counts = order[fits], counts.clamp(max=room)
         sums = {"rows": asked[self.slot_of], "dropped": asked.sum() - counts.sum()}
         if self.dispatch is not None:
-            sums |= self.dispatch.bytes_of(counts, like=tokens)
+            sums |= self.dispatch.figures(counts, like=tokens)
         stream = self._tell(stream, choice, sums)
         # A copy where the shared expert sees the tokens, so that its gradient and the experts' come apart.
         shared = tokens.view_as(tokens) if self.has_shared else None
@@ -231,7 +235,8 @@ class MoE(nn.Module):
         """Losses and figures of its forwards go there from now on, under that name.
 
         sums: "rows", (experts,), how many assignments chose each expert; "dropped", how many of them found no room;
-            where ranks share out experts, "sent" and "saved", bytes that dispatches sent and that the payload saved.
+            where ranks share out experts, "taken", (ranks,), how many assignments go to experts of each, and "sent" and
+            "saved", bytes that dispatches sent and that the payload saved.
         means: "balance" and "z", the losses without their coefficients.
         """
         self.inlet.told = auxiliary, name

@@ -9,6 +9,8 @@ from pipeswift.trace import Trace
 #: Hue of F, I, W, B.
 HUES = ("#3d7ab8", "#e8a33d", "#4f9d69", "#d9703c")
 IDLE = "#f1f3f5"
+#: All-to-alls beside passes, alone, and reductions of gradients.
+HIDDEN, EXPOSED, REDUCTION = "#8c959f", "#cf222e", "#8250df"
 
 _LIGHTEST = 0.62  # how far the palest chunk goes towards white
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
+from pipeswift.report.imbalance import Imbalance
 from pipeswift.report.summary import Summary
+from pipeswift.report.usage import Usage
+
+_ROWS = 16  # of ranks or stages; there may be thousands
 
 
 def facts(columns: Mapping[str, Summary]) -> Table:
@@ -42,6 +47,45 @@ def decisions(counts: Mapping[str, Sequence[int]]) -> Table:
         table.add_column(title, justify="right")
     for rule, by_rank in counts.items():
         table.add_row(rule, f"{sum(by_rank)}", " ".join(map(str, by_rank)))
+    return table
+
+
+def usages(rows: Mapping[str, Usage]) -> Table:
+    """A row per rank; columns of what occurs on none are left out."""
+    shown = [
+        (title, number)
+        for number, title in enumerate(Usage._fields)
+        if title in ("busy", "idle") or any(row[number] for row in rows.values())
+    ]
+    cells = {name: [f"{100 * row[number]:.1f} %" for _, number in shown] for name, row in rows.items()}
+    return _grid("share of the step", [title for title, _ in shown], cells)
+
+
+def rules(ranks: Sequence[str], counts: Mapping[str, Sequence[int]], waiting: Sequence[int]) -> Table:
+    """How often each rule of a policy decided on each rank, and how many micro-batches waited there at most."""
+    columns = {**counts, "waiting": waiting}
+    rows = zip(*columns.values(), strict=True)
+    return _grid(
+        "decisions by rule", list(columns), {rank: list(map(str, row)) for rank, row in zip(ranks, rows, strict=True)}
+    )
+
+
+def imbalances(stages: Sequence[Imbalance]) -> Table:
+    """A row per stage; columns about ranks only where these share out experts."""
+    columns = ["expert"] if stages[0].rank is None else ["expert", "rank", "rank, by micro-batch"]
+    rows = {f"stage {row.stage}": [f"{ratio:.2f}" for ratio in row[1:] if ratio is not None] for row in stages}
+    return _grid("largest load over mean", columns, rows)
+
+
+def _grid(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    table.add_column(title, style="bold", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, cells in islice(rows.items(), _ROWS):
+        table.add_row(name, *cells)
+    if len(rows) > _ROWS:
+        table.add_row(f"and {len(rows) - _ROWS} more")
     return table
 
 

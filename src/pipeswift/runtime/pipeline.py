@@ -35,7 +35,7 @@ from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.runtime.outcome import Losses, Where, collect_outputs
 from pipeswift.runtime.peers import Peers, peers_of
 from pipeswift.runtime.progress import Progress
-from pipeswift.runtime.recorder import gather
+from pipeswift.runtime.recorder import gather, gather_replicas
 from pipeswift.runtime.reduction import Reducer, buckets_of, done_order
 from pipeswift.runtime.result import Result
 from pipeswift.runtime.stage import Stage
@@ -278,6 +278,11 @@ class Pipeline:
         """The trace of all ranks of this pipeline, on each of them. Every rank must call this."""
         with self._progress.during("gathering the trace"), self._progress.joining("their traces"):
             return gather(self._peers, result.trace)
+
+    def gather_traces(self, result: Result) -> tuple[Trace, ...]:
+        """The trace of every replica, on one clock, on each rank of all. Every rank of all must call this."""
+        with self._progress.during("gathering the traces"), self._progress.joining("their traces"):
+            return gather_replicas(self._peers, result.trace)
 
     def gather_figures(self, result: Result) -> dict[str, Figures]:
         """What layers of all ranks and replicas have reported, by layer, on every rank. Every rank must call this."""

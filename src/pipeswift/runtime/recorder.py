@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -71,9 +72,26 @@ class Recorder:
 
 def gather(peers: Peers, mine: Trace) -> Trace:
     """One trace of all ranks, on every rank, its clock starting at the first span. Every rank must call this."""
-    everyone = peers.all_gather({key: getattr(mine, key) for key in (*COLUMNS, "counters")})
-    columns = {key: np.concatenate([part[key] for part in everyone]) for key in COLUMNS}
-    zero = columns["start"].min(initial=np.inf)
-    columns["start"], columns["end"] = columns["start"] - zero, columns["end"] - zero
-    counters = (dataclasses.replace(c, time=c.time - zero) for part in everyone for c in part["counters"])
-    return dataclasses.replace(mine, **columns, counters=tuple(counters))
+    return _joined(mine, [peers.all_gather(_sent(mine))])[0]
+
+
+def gather_replicas(peers: Peers, mine: Trace) -> tuple[Trace, ...]:
+    """The same of every replica, on one clock, on every rank of all, each of which must call this."""
+    parts, copies = peers.everyone.all_gather(_sent(mine)), peers.replicas.size
+    return _joined(mine, [parts[replica::copies] for replica in range(copies)])
+
+
+def _sent(mine: Trace) -> dict[str, Any]:
+    return {key: getattr(mine, key) for key in (*COLUMNS, "counters")}
+
+
+def _joined(mine: Trace, replicas: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Trace, ...]:
+    """A trace of each replica, from the parts of its ranks."""
+    zero = min(part["start"].min(initial=np.inf) for parts in replicas for part in parts)
+    joined = []
+    for parts in replicas:
+        columns = {key: np.concatenate([part[key] for part in parts]) for key in COLUMNS}
+        columns["start"], columns["end"] = columns["start"] - zero, columns["end"] - zero
+        counters = (dataclasses.replace(c, time=c.time - zero) for part in parts for c in part["counters"])
+        joined.append(dataclasses.replace(mine, **columns, counters=tuple(counters)))
+    return tuple(joined)

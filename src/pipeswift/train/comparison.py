@@ -15,14 +15,19 @@ from pipeswift.trace import Trace, makespan, whole_passes
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two timelines of one step: what the replay of the measured durations gives, and what was measured.
+    """Timelines of one step: what was measured on each replica, and the replay of the durations on the first.
 
-    The measured one may have spans of other lanes; the replay has passes alone.
+    The measured ones may have spans of other lanes; the replay has passes alone.
     """
 
     schedule: Schedule
     predicted: Trace
-    measured: Trace
+    replicas: tuple[Trace, ...]
+
+    @property
+    def measured(self) -> Trace:
+        """Of the first replica."""
+        return self.replicas[0]
 
     @property
     def memory(self) -> np.ndarray:
@@ -40,11 +45,14 @@ class Comparison:
         return whole_passes(self.measured)
 
 
-def compare(schedule: Schedule, steps: Sequence[Trace], updates_every: int | None = None) -> Comparison:
+def compare(schedule: Schedule, steps: Sequence[Sequence[Trace]], updates_every: int | None = None) -> Comparison:
     """The comparison of the step of median length among the measured `steps` (the upper one of two).
 
+    steps: for each, the traces of all replicas; its length is that of the first.
     updates_every: without flush, micro-batches per update, for which ranks of one stage wait for each other.
     """
-    measured = sorted(steps, key=lambda step: makespan(whole_passes(step)))[len(steps) // 2]
-    predicted = run(schedule, measured_costs(schedule, measured), updates_every=updates_every)
-    return Comparison(schedule, replace(predicted, name="predicted"), replace(measured, name="measured"))
+    chosen = sorted(steps, key=lambda step: makespan(whole_passes(step[0])))[len(steps) // 2]
+    predicted = run(schedule, measured_costs(schedule, chosen[0]), updates_every=updates_every)
+    names = ["measured"] if len(chosen) == 1 else [f"replica {number}" for number in range(len(chosen))]
+    replicas = tuple(replace(trace, name=name) for trace, name in zip(chosen, names, strict=True))
+    return Comparison(schedule, replace(predicted, name="predicted"), replicas)

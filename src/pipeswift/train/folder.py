@@ -40,16 +40,17 @@ class RunFolder:
         self._metrics.writerow(map(_cell, (row.step, row.held_out, *step)))
         self._file.flush()
 
-    def finish(self, comparison: Comparison) -> None:
-        """Writes both timelines, as a Chrome trace and as a picture, each with its live activations."""
+    def finish(self, comparison: Comparison, notes: str) -> None:
+        """Writes all timelines, as a Chrome trace and as a picture with `notes` below, with their live activations."""
         from pipeswift.report import gantt  # loads matplotlib
 
         self._file.close()
-        traces = comparison.predicted, comparison.measured
+        traces = comparison.predicted, *comparison.replicas
         with (self.path / "trace.json").open("w", encoding="utf-8") as file:
             perfetto.write(traces, file, memory=comparison.memory)
         title = f"{comparison.schedule.name}: one training step"
-        gantt.save(traces, str(self.path / "timeline.svg"), format="svg", memory=comparison.memory, title=title)
+        file = str(self.path / "timeline.svg")
+        gantt.save(traces, file, format="svg", memory=comparison.memory, title=title, notes=notes)
 
 
 def _fresh(wanted: Path) -> Path:

@@ -39,11 +39,11 @@ def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row],
     began = perf_counter()
     first_held_out = held_out = evaluate(pipe, config, text)
     on_row(Row(step=0, held_out=held_out))
-    late: deque[Trace] = deque(maxlen=_LATE_STEPS)
+    late: deque[tuple[Trace, ...]] = deque(maxlen=_LATE_STEPS)
     durations: list[float] = []
     for index in range(config.train.steps):
-        step, trace = train_step(pipe, updates, config, text, index)
-        late.append(trace)
+        step, traces = train_step(pipe, updates, config, text, index)
+        late.append(traces)
         durations.append(step.seconds)
         done = index + 1
         evaluates = done % config.train.eval_every == 0 or done == config.train.steps
@@ -60,7 +60,6 @@ def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row],
         held_out=held_out,
         tokens_per_second=config.train.batch * config.model.context / statistics.median(durations),
         seconds=seconds,
-        copies=pipe.num_replicas,
         grains=pipe.grains,
         cores=cores(),
         ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", pipe.num_ranks * pipe.num_replicas)),
@@ -68,25 +67,27 @@ def train(config: Config, on_cut: Callable[[Cut], None], on_row: Callable[[Row],
     )
 
 
-def train_step(pipe: Pipeline, updates: Updates, config: Config, text: data.Text, index: int) -> tuple[Step, Trace]:
-    """One step. Returns its figures and the timeline of its last flush, of all ranks of this pipeline."""
+def train_step(
+    pipe: Pipeline, updates: Updates, config: Config, text: data.Text, index: int
+) -> tuple[Step, tuple[Trace, ...]]:
+    """One step. Returns its figures and the timelines of its last flush, one of each replica."""
     settings, flushes = config.train, config.train.accumulate
     began = perf_counter()
     batches = [draw(text.training, config, index * flushes + flush, pipe.replica) for flush in range(flushes)]
     taken = updates.step(index, batches)
     seconds = perf_counter() - began
 
-    trace = pipe.gather_trace(taken.results[-1])
+    traces = pipe.gather_traces(taken.results[-1])
     step = Step(
         loss=mean_loss(taken.results),
         learning_rate=taken.rate,
         gradient_norm=taken.norm,
         seconds=seconds,
         tokens_per_second=settings.batch * config.model.context / seconds,
-        utilization=tuple((busy_per_rank(trace) / makespan(trace)).tolist()),
+        utilization=tuple((busy_per_rank(traces[0]) / makespan(traces[0])).tolist()),
         **expert_figures(pipe, taken.results[-1] if config.model.experts else None),
     )
-    return step, trace
+    return step, traces
 
 
 def expert_figures(pipe: Pipeline, result: Result | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Row:
 class Step:
     """One optimizer step. gradient_norm: before clipping. seconds: from its first flush to its last weight.
 
-    utilization: for each rank, the share of the last flush that it spent in passes.
+    utilization: for each rank of the first replica, the share of the last flush that it spent in passes.
     expert_rows: for each mixture of experts, in the last flush, how many choices fell on each expert; expert_load: on
         the busiest, over an even share. dropped: how many choices found no room. balance: mean load-balance loss.
         saved: the share of the dispatches' bytes that a smaller payload saved. For dense models, nothing.
@@ -48,22 +48,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps.
+    """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps, of each
+    by replica.
 
     first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
-    evaluations included. copies: of the pipeline; timelines are of the first. grains: by stage, in how many chunks
+    evaluations included. grains: by stage, in how many chunks
     experts were, where ranks shared these out. cores: of this machine, shared by `ranks_here` ranks of `threads`
     threads each.
     """
 
     schedule: Schedule
     cut: Cut
-    late_steps: tuple[Trace, ...]
+    late_steps: tuple[tuple[Trace, ...], ...]
     first_held_out: float
     held_out: float
     tokens_per_second: float
     seconds: float
-    copies: int
     grains: Mapping[int, Grain]
     cores: int
     ranks_here: int

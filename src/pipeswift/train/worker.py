@@ -6,9 +6,10 @@ import os
 
 import torch.distributed as dist
 
+from pipeswift.train.closing import close, tables, text_of
 from pipeswift.train.comparison import compare
 from pipeswift.train.config import Config
-from pipeswift.train.display import close, display
+from pipeswift.train.display import display
 from pipeswift.train.folder import RunFolder
 from pipeswift.train.loop import train
 from pipeswift.train.metrics import Row
@@ -39,5 +40,5 @@ def _lead(config: Config) -> None:
         outcome = train(config, on_cut=folder.record, on_row=report)
     every = None if outcome.schedule.flush else config.pipeline.updates_every or 1
     comparison = compare(outcome.schedule, outcome.late_steps, every)
-    folder.finish(comparison)
+    folder.finish(comparison, text_of(tables(comparison.replicas, outcome.cut.layout)))
     close(outcome, comparison, folder.path)
