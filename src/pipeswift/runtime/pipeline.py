@@ -334,13 +334,10 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends the pipeline's threads. Call between steps; a closed pipeline cannot step."""
-        self._wiring.close()
-        self._reducer.close()
-        self._steering.close()
-        self._lanes.close()
-        if self._watchdog:
-            self._watchdog.close()
-        self._executors.close()
+        parts = (self._wiring, self._reducer, self._steering, self._lanes, self._watchdog, self._executors)
+        for part in parts:
+            if part is not None:
+                part.close()
 
     # Inside.
 

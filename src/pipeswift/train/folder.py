@@ -15,6 +15,7 @@ from pipeswift.train.config import Config, dumps
 from pipeswift.train.cut import Cut
 from pipeswift.train.metrics import Row, Step
 
+_DRAWN = 8  # replicas in the picture; of more, rows would be too low to read
 COLUMNS = ("step", "held_out", *(field.name for field in fields(Step)))
 
 
@@ -41,15 +42,16 @@ class RunFolder:
         self._file.flush()
 
     def finish(self, comparison: Comparison, notes: str) -> None:
-        """Writes all timelines, as a Chrome trace and as a picture with `notes` below, with their live activations."""
+        """Writes the timelines, as a Chrome trace and as a picture with `notes` below, with their live activations."""
         from pipeswift.report import gantt  # loads matplotlib
 
         self._file.close()
-        traces = comparison.predicted, *comparison.replicas
+        predicted, replicas = comparison.predicted, comparison.replicas
         with (self.path / "trace.json").open("w", encoding="utf-8") as file:
-            perfetto.write(traces, file, memory=comparison.memory)
+            perfetto.write((predicted, *replicas), file, memory=comparison.memory)
         title = f"{comparison.schedule.name}: one training step"
         file = str(self.path / "timeline.svg")
+        traces = predicted, *replicas[:_DRAWN]
         gantt.save(traces, file, format="svg", memory=comparison.memory, title=title, notes=notes)
 
 
