@@ -56,7 +56,7 @@ from pipeswift.program import (
 )
 from pipeswift.rehearse.kernels import sleep_until
 from pipeswift.runtime.lanes import Call, Lanes, handshake
-from shaped_link import ShapedLink, exchange
+from shaped_link import ShapedLink, exchange, posted
 
 Row = dict[str, Any]
 Elapsed = dict[int, list[float]]  # seconds of every run, by number of chunks; 0 is serial
@@ -235,7 +235,7 @@ def _over(costs: BlockCosts, work: Work, world: int) -> Call:
         return partial(_spend, costs(work))
     rows = 2 if work.part is Part.COUNTS else round(costs.sent / work.chunks / 4 / (world - 1))
     sent = torch.zeros(world, rows)
-    return partial(dist.all_to_all_single, torch.empty_like(sent), sent)
+    return partial(posted, torch.empty_like(sent), sent)
 
 
 # Simulated only.

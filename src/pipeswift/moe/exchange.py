@@ -24,7 +24,7 @@ from pipeswift.moe.routed import Routed
 from pipeswift.program import LOCAL, WHOLE, BlockCosts, Form, Grain, Lane, Line, Part, Work
 from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, unflatten
-from pipeswift.runtime.groups import Group, traffic
+from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes, handshake
 from pipeswift.runtime.seeds import seeded
 
@@ -191,7 +191,7 @@ class ExpertExchange:
     def _tell_counts(self, transit: Transit) -> None:
         sent = torch.tensor(transit.sent)
         received = torch.empty_like(sent)
-        self._all_to_all(received, sent, [], [])
+        self._group.all_to_all(received, sent)
         transit.received = received.tolist()
         me, (own, coming) = self._group.rank, (list(map(sum, table)) for table in (transit.sent, transit.received))
         tokens = 0 if transit.shared is None else len(transit.shared)
@@ -209,15 +209,10 @@ class ExpertExchange:
         narrow = self._payload if work.part is Part.DISPATCH and work.op is Op.F else None
         leaves = sent.to(narrow or sent.dtype)
         received = leaves.new_empty(sum(splits[0]), leaves.shape[1])
-        self._all_to_all(received, leaves, *splits)
+        self._group.all_to_all(received, leaves, *splits)
         pieces = received.to(sent.dtype).split([room[rank][expert] for rank, expert in places])
         for (rank, expert), piece in zip(places, pieces, strict=True):
             into[rank][expert] = piece
-
-    def _all_to_all(self, received: Tensor, sent: Tensor, into: list[int], out_of: list[int]) -> None:
-        assert self._group.handle is not None
-        with traffic():
-            self._group.handle.alltoall_base(received, sent, into, out_of).wait()
 
     def _run_experts(self, work: Work, transit: Transit) -> None:
         for unit in self._units(work):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -75,19 +75,49 @@ class Group:
         sent = values.new_zeros(self.size * part)
         sent[: len(values)] = values
         parts = torch.empty_like(sent)
+        self.all_to_all(parts, sent)
         with traffic():
-            self.handle.alltoall_base(parts, sent, [], []).wait()
             first, *rest = parts.view(self.size, part)
             for row in rest:
                 first += row
             self.handle._allgather_base(sent, first).wait()
         return sent[: len(values)]
 
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, into: Sequence[int] | None = None, out_of: Sequence[int] | None = None
+    ) -> None:
+        """Rows of `sent` to all ranks, out_of[r] of them to rank r, and theirs into `received`, into[r] from rank r.
+
+        By default as many for each. On a CPU receives are posted before anything is sent. gloo's own all-to-all posts
+        them after: a rank that comes late then sends all that it has before the others' turn.
+        """
+        if self.handle is None:
+            received.copy_(sent)
+        elif received.device.type == "cpu":
+            self._swap(_parts(received, into, self.size), _parts(sent, out_of, self.size))
+        else:
+            with traffic():
+                self.handle.alltoall_base(received, sent, list(into or ()), list(out_of or ())).wait()
+
+    def _swap(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        assert self.handle is not None
+        received[self.rank].copy_(sent[self.rank])
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        with traffic():
+            takes = [self.handle.recv([received[rank]], rank, 0) for rank in others if len(received[rank])]
+            gives = [self.handle.send([sent[rank]], rank, 0) for rank in others if len(sent[rank])]
+            for work in (*takes, *gives):
+                work.wait()
+
     def spread(self, values: Tensor) -> None:
         """Gives every rank the values that rank 0 has, in place."""
         if self.handle is not None:
             with traffic():
                 self.handle.broadcast(values, 0).wait()
+
+
+def _parts(rows: Tensor, sizes: Sequence[int] | None, ranks: int) -> Sequence[Tensor]:
+    return rows.chunk(ranks) if sizes is None else rows.split(list(sizes))
 
 
 @dataclass(frozen=True)
