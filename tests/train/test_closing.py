@@ -12,7 +12,7 @@ from pipeswift.policy import Rule
 from pipeswift.policy.diary import Diary
 from pipeswift.program import BlockCosts, Grain, Line
 from pipeswift.simulate import replay
-from pipeswift.trace import Counter
+from pipeswift.trace import PLANNING, PLANS, Counter
 from pipeswift.train.closing import close, tables, text_of
 from pipeswift.train.comparison import compare
 from pipeswift.train.cut import Cut
@@ -25,7 +25,8 @@ MEASURED = "all-to-all takes 1.00 ms + 8.00 ms for 4.00 MB, experts 0.50 ms a ch
 
 def test_the_closing_table_sets_prediction_beside_measurement(capsys):
     schedule = schedules.build("1f1b", 2, 4)
-    measured = replay(schedule, Costs.uniform(2, comm=0.5))
+    told = (Counter(PLANS, 0, np.zeros(1), np.array([2])), Counter(PLANNING, 0, np.zeros(1), np.array([0.03])))
+    measured = replace(replay(schedule, Costs.uniform(2, comm=0.5)), counters=told)
     close(
         Outcome(
             schedule=schedule,
@@ -53,6 +54,7 @@ def test_the_closing_table_sets_prediction_beside_measurement(capsys):
         "5.500 -> 2.000",
         "stage: 3 2.",
         "stage: 2/1, 3/1.",
+        "planned 2 times, in 15.0 ms each",
         MEASURED,
         "the first of 2 copies",
         "rank 1, replica 0   70.6 %   29.4 %",

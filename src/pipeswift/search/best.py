@@ -53,6 +53,10 @@ class Best:
     def proved(self) -> bool:
         return self.value <= self.bound * (1 + CLOSED)
 
+    def affords(self, tries: int) -> bool:
+        """Whether the whole effort is worth so many tries."""
+        return self._effort.tries >= tries
+
     def spend(self, tries: int) -> int:
         """Take so many tries, or as many as are left; how many these are."""
         taken = int(min(tries, self._effort.tries - self._tries))

@@ -20,6 +20,7 @@ from pipeswift.search.problem import Problem
 SCOUTS = ((1.0, np.inf), (0.5, np.inf), (0.0, 0.0), (1.0, 1.0))  # (fit, budget) that every pattern is tried with
 FITS = (1.0, 0.75, 0.5, 0.25, 0.0)
 BUDGETS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # in mean weight gradients, as everywhere here
+DISPATCHING = 400  # an effort of fewer tries takes less time than dispatching does
 KEPT = 4  # patterns that get the whole grid of fits and budgets
 
 
@@ -39,7 +40,8 @@ def construct(compiled: Compiled, best: Best, share: float) -> list[Point]:
     The list is empty where no pattern keeps the limit. At most that share of the search's time goes into it.
     """
     problem = compiled.problem
-    starts = list(chain(published(problem), dispatched(problem) if problem.chunks > 1 else ()))
+    dispatches = problem.chunks > 1 and best.affords(DISPATCHING)
+    starts = list(chain(published(problem), dispatched(problem) if dispatches else ()))
     for schedule in starts:
         best.offer(schedule, schedule.name)
     scouted: list[Scored] = []

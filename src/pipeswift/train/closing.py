@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from pipeswift.report.imbalance import imbalance
 from pipeswift.report.straggler import straggler
 from pipeswift.report.table import facts, imbalances, rules, usages
 from pipeswift.report.usage import usage
-from pipeswift.trace import QUEUE_DEPTH, Trace
+from pipeswift.trace import PLANNING, PLANS, QUEUE_DEPTH, Trace
 from pipeswift.train.comparison import Comparison
 from pipeswift.train.metrics import Outcome
 
@@ -39,7 +40,7 @@ def close(outcome: Outcome, comparison: Comparison, folder: Path) -> None:
         console.print()
         console.print(table)
     console.print()
-    for line in _grains(outcome.grains):
+    for line in chain(_plans(outcome.late_steps[-1][0]), _grains(outcome.grains)):
         console.print(line)
     if (slow := straggler(outcome.late_steps)) is not None:
         console.print(str(slow))
@@ -102,6 +103,13 @@ def _waiting(trace: Trace) -> list[int]:
 def _rank_by_rank(replicas: Sequence[Sequence[T]]) -> list[T]:
     """What the ranks of each replica have, those of one rank side by side."""
     return [one for of_rank in zip(*replicas, strict=True) for one in of_rank]
+
+
+def _plans(trace: Trace) -> Iterator[str]:
+    """How often the order was planned in all steps up to this one, for a policy that plans."""
+    told = {counter.name: counter.value[-1] for counter in trace.counters if counter.name in (PLANS, PLANNING)}
+    if made := int(told.get(PLANS, 0)):
+        yield f"The order was planned {_count(made, 'time')}, in {1e3 * told[PLANNING] / made:.1f} ms each."
 
 
 def _grains(grains: Mapping[int, Grain]) -> Iterator[str]:
