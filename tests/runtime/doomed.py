@@ -1,8 +1,9 @@
 """A training run in which one rank comes to harm: `python -m tests.runtime.doomed VICTIM PLACE HARM`, one per rank.
 
 VICTIM: a rank. PLACE: start, connecting, connected, build, forward, backward, optimizer, between (steps), experts (of
-a layer that all ranks share out), or what it does unlike the others: evaluate (which it enters alone), microbatches
-(another number) or targets (too few). COPIES, in the environment: train without flush, with so many ranks per stage.
+a layer that all ranks share out), word (its next decision, where all ranks share out experts), or what it does unlike
+the others: evaluate (which it enters alone), microbatches (another number) or targets (too few). COPIES, in the
+environment: train without flush, with so many ranks per stage.
 HARM: kill, stop, raise, sleep (for good), pause (every rank, for longer than the watchdog's patience) or none.
 """
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeswift.moe import MoE
+from pipeswift.policy import Decision, Ready, Swift, View
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.optimizer import Optimizer
 from pipeswift.schedules import pipedream
@@ -80,6 +82,12 @@ class Gate(nn.LayerNorm):
         return super().forward(input)
 
 
+class Hesitant(Swift):
+    def next(self, ready: Ready, view: View) -> Decision:
+        reach("word")
+        return super().next(ready, view)
+
+
 def layer_with_experts() -> nn.Module:
     return MoE(4, experts=WORLD, hidden=4, top_k=1, norm=Gate(4))
 
@@ -105,12 +113,12 @@ def main() -> None:
     reach("start")
     connect = dist.init_process_group
     dist.init_process_group = lambda *args, **settings: (reach("connecting"), connect(*args, **settings))
-    shared_out = PLACE == "experts"
+    shared_out = PLACE in ("experts", "word")
     sizes = {"pp": 1, "ep": WORLD} if shared_out else {"pp": WORLD}
     layers = [layer_with_experts] if shared_out else [Layer] * WORLD
     mesh = init_mesh(**sizes, timeout=float(os.environ.get("START", "60")))
     reach("connected")
-    order: Any = {"microbatches": 4}
+    order: Any = {"microbatches": 4, "policy": Hesitant if PLACE == "word" else "follow"}
     if COPIES:
         order = {"schedule": pipedream(WORLD, 4, COPIES), "updates_every": 2}
     pipe = Pipeline(layers, loss=lambda y, _: y.mean(), mesh=mesh, watchdog=PATIENCE, **order)

@@ -114,6 +114,28 @@ def test_a_rank_that_does_not_come_to_an_all_to_all():
 
 
 @pytest.mark.parametrize(
+    ("victim", "harm", "says"),
+    [
+        (0, "kill", ["rank 0 is gone"]),
+        *(
+            pytest.param(victim, harm, says, marks=pytest.mark.slow)
+            for victim, harm, says in (
+                (0, "sleep", ["rank 0 is about to start F of stage 0", "waits for rank 0 to say what comes first"]),
+                (0, "stop", ["rank 0 is stopped"]),
+                (1, "kill", ["rank 1 is gone"]),
+                (1, "raise", ["rank 1 failed in step 2"]),
+            )
+        ),
+    ],
+)
+def test_a_rank_with_which_others_agree_on_what_to_run(victim: int, harm: str, says: list[str]):
+    ended = run(victim, "word", harm)
+    assert all(ended.codes)
+    assert ended.seconds < LIMIT
+    assert all(text in ended.text for text in says)
+
+
+@pytest.mark.parametrize(
     ("harm", "says"),
     [
         ("sleep", ["rank 1 is busy in B of stage 0", "waits: the sum of update 2 of stage 0 over ranks 0, 1"]),
