@@ -7,7 +7,7 @@ drift. Simulated: F = I = 1, W = .8. From step to step the seconds of each stage
 further factors on each (stage, micro-batch) of a step. limit: micro-batches in flight, "own" for as many as the hint's
 order has. swift, replan: how much less time all steps take than in the hint's order, in percent; replan knows of a step
 what `runtime.replanning` does, the means of those before, and the latency. knowing: the same, had it known each step's
-means beforehand. plans: how many, for each step.
+means beforehand. once: a single plan, for stages without drift. plans: how many, for each step.
 
 cost. CPU seconds of one plan, the median over as many draws of stages' seconds as there are steps: where the
 hint's order turns out to be within 1 % of what none can beat (proved, and how often that is), and where a search has to
@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -80,23 +81,24 @@ class Case(NamedTuple):
 
 
 def drift(case: Case, steps: int) -> Row:
-    hint, totals = case.hint, dict.fromkeys(("static", "swift", "replan", "knowing"), 0.0)
+    hint, totals = case.hint, dict.fromkeys(("static", "swift", "once", "replan", "knowing"), 0.0)
     own = slots_of(hint)
     slots = own if case.limit is None else dict.fromkeys(own, case.limit)
     plan = Plan(hint)
     swift: Swift | None = None
-    nominal = Costs.uniform(hint.num_stages, comm=case.latency)
+    nominal = Costs.uniform(hint.num_stages, F=F, I=I, W=W, chunks=hint.chunks, comm=case.latency)
 
-    def find(seconds: np.ndarray) -> Schedule:
-        return replanned(hint, replace(nominal, seconds=seconds[..., None]), case.limit)
+    def find(seconds: np.ndarray, current: Schedule = hint) -> Schedule:
+        return replanned(hint, replace(nominal, seconds=seconds[..., None]), case.limit, current)
 
+    once = find(nominal.seconds[..., 0])
     for costs in case.steps(steps):
         seconds = costs.seconds.mean(axis=2)
-        for name, order in (("static", hint), ("replan", plan.order), ("knowing", find(seconds))):
+        for name, order in (("static", hint), ("once", once), ("replan", plan.order), ("knowing", find(seconds))):
             totals[name] += makespan(replay(order, costs))
         totals["swift"] += makespan(run(hint, costs, swift or Follow(hint), slots))
         swift = swift or Swift(hint, slots, calibration=calibrate(replay(hint, costs)))
-        plan = plan.after(Seen(seconds, {}), find)
+        plan = plan.after(Seen(seconds, {}), partial(find, current=plan.order))
     won = {name: 100 * (1 - total / totals["static"]) for name, total in totals.items() if name != "static"}
     weather = {"drift": case.drift, "latency": case.latency, "swing": case.swing}
     return _row(case) | weather | won | {"plans": plan.made / steps}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeswift import schedules
@@ -44,12 +44,19 @@ def test_behind_a_slow_first_stage_gpipe_becomes_1f1b():
     assert makespan(replay(again, costs_of(gpipe, [3, 1]))) == 4 * (3 + 6)
 
 
+def test_what_an_earlier_plan_found_stays_while_nothing_wins_more():
+    gpipe = schedules.build("gpipe", 2, 4)
+    again = replanned(gpipe, costs_of(gpipe, [3, 1]))
+    assert replanned(gpipe, costs_of(gpipe, [1, 1]), current=again) is again
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_schedule_that_is_best_stays_as_it_is(name):
     schedule = schedules.build(name, 2, 1 if name.startswith(("gpipe", "v-")) else 4)
     assert replanned(schedule, Costs.uniform(schedule.num_stages)) is schedule
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     name=st.sampled_from(NAMES),
     p=st.integers(2, 4),

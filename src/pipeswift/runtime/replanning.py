@@ -58,7 +58,7 @@ class Replanning:
 
         def find(seconds: np.ndarray) -> Schedule:
             latency = fitted_latency(last.order, _costs(schedule, passes), span)
-            return replanned(schedule, _costs(schedule, seconds[..., None], latency), self._in_flight)
+            return replanned(schedule, _costs(schedule, seconds[..., None], latency), self._in_flight, last.order)
 
         plan = self._plans[schedule.fingerprint] = last.after(Seen(_mean(passes), _sum_of_loads(accounts)), find)
         if plan.made > last.made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,13 +21,16 @@ TRIES = 200  # each takes time in proportion to the passes, as a step does
 WORTH = 0.01  # the share of a step that an order must win over the schedule's own
 
 
-def replanned(schedule: Schedule, costs: Costs, in_flight: int | None = None) -> Schedule:
-    """The order with the least makespan that a short search finds, or `schedule` where that wins less than 1 %.
+def replanned(
+    schedule: Schedule, costs: Costs, in_flight: int | None = None, current: Schedule | None = None
+) -> Schedule:
+    """The order with the least makespan that a short search finds, if it wins 1 % over what there is.
 
     schedule: with one route, as many stages on each rank, no Overlaps, and backwards all whole or all split.
     costs: their seconds and links. Seconds of B do not matter where backwards are split, nor those of I and W where
         they are whole; they may be NaN.
-    in_flight: micro-batches that a rank may hold, for each of its chunks; by default each as many as now.
+    in_flight: micro-batches that a rank may hold, for each of its chunks; by default each as many as in `schedule`.
+    current: what an earlier call came to. The better of it and `schedule` is what there is.
     The same answer every time and everywhere. Raises SearchError for other seconds that are missing.
     """
     held = _held(schedule) if in_flight is None else np.full(schedule.num_ranks, float(in_flight * schedule.chunks))
@@ -34,11 +38,14 @@ def replanned(schedule: Schedule, costs: Costs, in_flight: int | None = None) ->
     size = schedule.num_ranks, schedule.num_microbatches, schedule.chunks
     places = schedule.routes[0]
     problem = Problem(costs_of_search, *size, lambda stage, ranks: places[stage], 1.0, "makespan")
-    enough = (1.0 - WORTH) * makespan(replay(schedule, costs))
+    lasts, kept = min(
+        ((makespan(replay(one, costs)), one) for one in (current or schedule, schedule)), key=itemgetter(0)
+    )
+    enough = (1.0 - WORTH) * lasts
     if enough <= lower_bound(problem):
-        return schedule
+        return kept
     order = _found(problem, schedule)
-    return order if makespan(replay(order, costs)) < enough else schedule
+    return order if makespan(replay(order, costs)) < enough else kept
 
 
 def load() -> None:
