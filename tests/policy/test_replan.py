@@ -105,6 +105,12 @@ def test_what_cannot_be_replanned_is_refused(schedule, message):
         check_replan(schedule)
 
 
+def test_a_limit_below_what_the_schedule_holds_is_refused():
+    check_replan(schedules.build("1f1b", 4, 8), in_flight=4)
+    with pytest.raises(PipeSwiftError, match=r"in_flight = 3 is less than the 4 micro-batches .* order of 1f1b"):
+        check_replan(schedules.build("1f1b", 4, 8), in_flight=3)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v"])
 def test_schedules_with_one_route_and_a_flush_can_be_replanned(name):
     check_replan(schedules.build(name, 2, 4))

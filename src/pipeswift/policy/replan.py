@@ -11,6 +11,7 @@ import numpy as np
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Op, Schedule
 from pipeswift.policy.hint import check_hint
+from pipeswift.policy.ready import slots_of
 
 DRIFT = 0.05  # of a stage's seconds, or of a layer's rows, from which on a plan is out of date
 WINDOW = 3  # steps whose mean is planned for, since one step may have been disturbed
@@ -75,8 +76,8 @@ def _together(steps: Sequence[Seen]) -> Seen:
     return Seen(seconds, {layer: np.sum([step.loads[layer] for step in steps], axis=0) for layer in steps[-1].loads})
 
 
-def check_replan(schedule: Schedule) -> None:
-    """Raises PipeSwiftError for a schedule whose order no search can better: see also `check_hint`."""
+def check_replan(schedule: Schedule, in_flight: int | None = None) -> None:
+    """Raises PipeSwiftError for a schedule that cannot be planned anew, or that holds more than `in_flight` itself."""
     check_hint("replan", schedule)
     held = np.bincount(schedule.routes[0], minlength=schedule.num_ranks)
     if len(set(held.tolist())) > 1:
@@ -89,4 +90,10 @@ def check_replan(schedule: Schedule) -> None:
         raise PipeSwiftError(
             f"policy replan keeps backwards whole or split, and {schedule.name} has both: use policy follow or swift, "
             "or split all of them (pipeswift.passes.split_backward)."
+        )
+    most = max(slots_of(schedule).values())
+    if in_flight is not None and in_flight < most:
+        raise PipeSwiftError(
+            f"in_flight = {in_flight} is less than the {most} micro-batches that some stage holds in the order of "
+            f"{schedule.name}, from which policy replan starts: use {most} or more, or leave it out"
         )

@@ -71,7 +71,7 @@ class Steering:
         if self._policy == "swift":
             Swift(schedule)
         if self._policy == "replan":
-            check_replan(schedule)
+            check_replan(schedule, self._in_flight)
         if not self.static and not schedule.flush:
             raise PipeSwiftError(
                 f"a policy of your own may leave the order of {schedule.name}, which says what version of the weights "

@@ -350,7 +350,7 @@ def _check_flush(config: Config, schedule: Schedule) -> None:
 def _check_policy(pipeline: Pipeline, schedule: Schedule) -> None:
     if pipeline.policy != "follow":
         try:
-            Swift(schedule) if pipeline.policy == "swift" else check_replan(schedule)
+            Swift(schedule) if pipeline.policy == "swift" else check_replan(schedule, pipeline.in_flight)
         except PipeSwiftError as error:
             raise ConfigError(f'pipeline.policy = "{pipeline.policy}": {error}') from error
     elif pipeline.in_flight is not None:
