@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from queue import SimpleQueue
 from threading import enumerate as threads
 
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from pipeswift.ir import F, Product, W
 from pipeswift.policy import LEADER
 from pipeswift.policy.agreement import Arrived, Go, Message
+from pipeswift.runtime.channel import Inbox
 from pipeswift.runtime.groups import Group, PeerLost
 from pipeswift.runtime.hotline import Hotline
 from tests.procs import CaseFailed, Pool
@@ -20,12 +20,12 @@ from tests.procs import CaseFailed, Pool
 SECONDS = 30.0  # at most, for what is bound to come
 
 
-def hotline(rank: int, world: int) -> tuple[Hotline, SimpleQueue]:
-    inbox: SimpleQueue = SimpleQueue()
+def hotline(rank: int, world: int) -> tuple[Hotline, Inbox]:
+    inbox = Inbox()
     return Hotline(Group(rank, world, dist.group.WORLD), inbox), inbox
 
 
-def hear(line: Hotline, inbox: SimpleQueue, count: int) -> list[Message]:
+def hear(line: Hotline, inbox: Inbox, count: int) -> list[Message]:
     """The next messages of this step."""
     found = list(line.heard())
     while len(found) < count:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -44,7 +44,18 @@ class Arrival(NamedTuple):
     microbatch: int
 
 
-Inbox = SimpleQueue  # of Arrival, of None for news that lie elsewhere, or of the exception that ended a channel
+class Inbox(SimpleQueue):
+    """What the executor wakes for: an Arrival, None for news that lie elsewhere, or the exception that ended a channel.
+
+    tap: gets each arrival as well, in the thread that received it, while the executor may be busy.
+    """
+
+    tap: Callable[[Arrival], None] | None = None
+
+    def arrive(self, arrival: Arrival) -> None:
+        if self.tap is not None:
+            self.tap(arrival)
+        self.put(arrival)
 
 
 class Expected(NamedTuple):
@@ -210,7 +221,7 @@ class Receiver:
         for work in posted.works:
             work.wait()
         self._arrived[posted.microbatch] = posted.value
-        self._inbox.put(Arrival(self._product, self._stage, posted.microbatch))
+        self._inbox.arrive(Arrival(self._product, self._stage, posted.microbatch))
 
     def _read_header(self, expected: Expected) -> Flat:
         """What the next message will look like, without its tensors; where that holds for the rest of the step, it

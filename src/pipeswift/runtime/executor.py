@@ -59,8 +59,8 @@ class Executor:
 
     def run(self, job: Job, helm: Helm) -> Recorder:
         """One step, in which `helm` decides. Raises whatever a layer, the loss or a channel raised."""
-        self._wiring.begin(self.schedule)
         ready, parley = self._ready(helm)
+        self._wiring.begin(self.schedule)
         backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(helm.order or self.schedule, self.rank, ready)
         self._recorder = recorder = Recorder(self.rank, self.schedule.num_ranks, self._spans)
@@ -79,7 +79,7 @@ class Executor:
         if helm.lookout:
             recorder.counters = helm.lookout.counters(clock())
         if parley:
-            recorder.counters = *recorder.counters, parley.counter(self.rank, clock())
+            recorder.counters = *recorder.counters, parley.end(self.rank, clock())
         return recorder
 
     def _ready(self, helm: Helm) -> tuple[Ready, Parley | None]:
@@ -87,7 +87,7 @@ class Executor:
         if helm.hotline is None or not any(stage.exchanges for stage in self._stages.values()):
             return Ready(self.schedule, self.rank, helm.slots), None
         ready = Agreed(self.schedule, self.rank, helm.slots, self._experts.rank, self._experts.size)
-        return ready, Parley(ready, helm.policy, helm.hotline)
+        return ready, Parley(ready, self._experts, helm.policy, helm.hotline, self._wiring.inbox)
 
     def _decisions(self, ready: Ready, helm: Helm, parley: Parley | None) -> Iterator[Action | Overlap]:
         """What to run, one entry after the other: each has started, and is over when the next is asked for."""
@@ -99,7 +99,7 @@ class Executor:
             while not inbox.empty():
                 self._arrive(ready, inbox.get())
             if parley:
-                parley.turn()
+                parley.listen()
             now = clock()
             if watch:
                 watch.look(now)

@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 
 from pipeswift.ir import Action, Op, Product
 from pipeswift.policy import LEADER, Message
@@ -36,6 +36,7 @@ class Hotline:
         self._step = 0
         self.sent = 0  # packets in this step
         self._closing = False
+        self._sending = Lock()
         self._lines = _connected(group)
         self._threads = [
             Thread(target=self._hear, args=(line,), name=f"hotline {number}", daemon=True)
@@ -51,12 +52,13 @@ class Hotline:
         self._early.clear()
 
     def tell(self, messages: Sequence[Message]) -> None:
-        """To the leader, or from it to all: one packet, and no wait for whoever reads it."""
+        """To the leader, or from it to all: one packet, and no wait for whoever reads it. From any thread."""
         packet = b"".join(_packed(self._step, message) for message in messages)
-        for line in self._lines:
-            with suppress(OSError):  # whoever hears on that line knows more
-                line.sendall(packet)
-                self.sent += 1
+        with self._sending:
+            for line in self._lines:
+                with suppress(OSError):  # whoever hears on that line knows more
+                    line.sendall(packet)
+                    self.sent += 1
 
     def heard(self) -> Iterator[Message]:
         """What has come since the last call, and belongs to this step. Each member's in its order."""

@@ -6,6 +6,9 @@ import numpy as np
 
 from pipeswift.ir import Action
 from pipeswift.policy import Agreed, Policy, View
+from pipeswift.policy.agreement import Arrived
+from pipeswift.runtime.channel import Arrival, Inbox
+from pipeswift.runtime.groups import Group
 from pipeswift.runtime.hotline import Hotline
 from pipeswift.trace import Counter
 
@@ -13,29 +16,37 @@ AGREEMENTS = "agreement messages"
 
 
 class Parley:
-    """ready: of this step. It must be told of all that happens here; what it has for others goes out from here."""
+    """ready: of this step, for a member of `group`. It must be told of all that happens here.
 
-    def __init__(self, ready: Agreed, policy: Policy, hotline: Hotline):
-        self._ready, self._policy, self._hotline = ready, policy, hotline
+    A follower tells what arrives at once, from the thread that receives it: when the pass ends in which both may be,
+    the leader has to know. What the leader says goes out from `begin`.
+    """
+
+    def __init__(self, ready: Agreed, group: Group, policy: Policy, hotline: Hotline, inbox: Inbox):
+        self._ready, self._member, self._policy, self._hotline, self._inbox = ready, group.rank, policy, hotline, inbox
         hotline.begin_step()
+        if not ready.leads:
+            inbox.tap = self._report
 
-    def turn(self) -> None:
-        """Takes in what others have said, and tells them what has happened here; never waits."""
+    def listen(self) -> None:
+        """Takes in what others have said; never waits."""
         for message in self._hotline.heard():
             self._ready.hear(message)
-        self._tell()
 
     def begin(self, action: Action, view: View) -> None:
         """The rank has started an action, and computes next: what the leader says now travels meanwhile."""
+        if not self._ready.leads:
+            return
         if self._ready.open and (following := self._policy.ahead(self._ready, view, action)):
             self._ready.promise(following)
-        self._tell()
-
-    def counter(self, rank: int, now: float) -> Counter:
-        """How many messages this rank has sent in this step; those of one moment are one."""
-        return Counter(AGREEMENTS, rank, np.array([now]), np.array([self._hotline.sent]))
-
-    def _tell(self) -> None:
         if self._ready.outbox:
             self._hotline.tell(self._ready.outbox)
             self._ready.outbox.clear()
+
+    def end(self, rank: int, now: float) -> Counter:
+        """The step is over: how many messages this rank has sent in it; those of one moment are one."""
+        self._inbox.tap = None
+        return Counter(AGREEMENTS, rank, np.array([now]), np.array([self._hotline.sent]))
+
+    def _report(self, arrival: Arrival) -> None:
+        self._hotline.tell([Arrived(self._member, *arrival)])
