@@ -35,5 +35,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
+SHARED := $(addprefix bench/,harness.py emulated_moe.py turns.py)
+
 bench: $(READY)
-	@set -e; for script in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out $(SHARED),$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
