@@ -220,3 +220,18 @@ def test_one_rank_has_nothing_to_plan():
     *_, result = [pipe.step(torch.ones(4, 2), torch.ones(4)) for _ in range(3)]
     assert [counter.value[-1] for counter in result.trace.counters if counter.name == PLANS] == [1]
     pipe.close()
+
+
+def test_a_step_of_more_microbatches_than_the_limit_is_refused():
+    # GPipe holds them all; only the pipeline's own number was looked at.
+    pipe = Pipeline(
+        [nn.Linear(2, 2)],
+        loss=lambda y, t: y.sum(),
+        schedule="gpipe",
+        microbatches=2,
+        policy="replan",
+        in_flight=2,
+    )
+    with pytest.raises(PipeSwiftError, match="in_flight = 2 is less than the 4 micro-batches that some stage holds"):
+        pipe.step(torch.ones(4, 2), torch.ones(4), microbatches=4)
+    pipe.close()

@@ -18,7 +18,7 @@ from pipeswift.policy.diary import tally
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.lookout import MESSAGES
 from pipeswift.trace import QUEUE_DEPTH
-from tests.runtime.models import Block, Embed, Head, batch, plain_loop, same, token_loss
+from tests.runtime.models import Block, Embed, Head, batch, builders, plain_loop, same, token_loss
 
 CALM = Calibration(seconds={}, swing={0: 0.0})
 UNMOVED = Alarm(threshold=1e9)  # follows the hint whatever happens
@@ -172,6 +172,27 @@ def calibrated(rank: int, world: int) -> tuple[bool, list[bool]]:
 
 def test_by_name_it_follows_until_it_is_calibrated(procs):
     assert procs.run(calibrated, world=2) == [(True, [False, False, True, True])] * 2
+
+
+def limited(rank: int, world: int) -> list[int]:
+    """The most micro-batches that this rank's stage holds, in each of four steps."""
+    pipe = Pipeline(
+        builders(4),
+        loss=token_loss,
+        schedule="zb-h1",
+        microbatches=4,
+        mesh=init_mesh(pp=world),
+        policy="swift",
+        in_flight=1,
+    )
+    peaks = [in_flight_peaks(pipe.step(*batch(8)).trace) for _ in range(4)]
+    pipe.close()
+    return [most for (most,) in peaks]
+
+
+def test_a_limit_below_the_hints_own_holds_from_the_first_step(procs):
+    # It followed the hint for two steps, which holds two.
+    assert procs.run(limited, world=2) == [[1, 1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize(

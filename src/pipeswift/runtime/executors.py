@@ -45,4 +45,6 @@ class Executors:
             return forward_only(self._schedule, count)
         if count == self._schedule.num_microbatches:
             return self._schedule
-        return resolve(self._request.schedule, self._ranks, count, self._request.chunks)
+        schedule = resolve(self._request.schedule, self._ranks, count, self._request.chunks)
+        self._request.accepts(schedule)
+        return schedule

@@ -42,7 +42,8 @@ class Steering:
     """The choice of a pipeline, one for all its ranks.
 
     policy: "follow", "swift", "replan", or a function from a schedule to a Policy. swift follows the schedule for the
-        first two steps, and takes its thresholds from the second's times. replan follows it for as long, and then the
+        first two steps, and takes its thresholds from the second's times; where `in_flight` is less than that order
+        holds, it decides from the first step, without such thresholds. replan follows it for as long, and then the
         best order for what passes have lately cost, the same on all ranks, found between steps whenever that has
         changed. A function's policy decides from the first step.
     in_flight: micro-batches that each stage may hold, from F to W or B; by default as many as the schedule's own order.
@@ -96,6 +97,8 @@ class Steering:
             return Helm(Follow(schedule), slots_of(schedule))
         if callable(self._policy):
             return self._watched(schedule, self._policy)
+        if self._policy == "swift" and self._below(schedule):
+            return self._watched(schedule, lambda hint: Swift(hint, self._slots(hint)))
         return self._helms.get(schedule.fingerprint) or Helm(Follow(schedule), slots_of(schedule))
 
     def learn(self, schedule: Schedule, trace: Trace, figures: Mapping[str, Figures]) -> None:
@@ -124,6 +127,10 @@ class Steering:
     def _shared_out(self) -> Group:
         """The ranks that share out experts with this one."""
         return self._peers.replicas.experts
+
+    def _below(self, schedule: Schedule) -> bool:
+        """Whether the schedule's own order holds more than it may."""
+        return self._in_flight is not None and self._in_flight < max(slots_of(schedule).values())
 
     def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
         if schedule.fingerprint not in self._helms:
