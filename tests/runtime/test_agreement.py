@@ -318,6 +318,7 @@ SKEWED = {"experts": 4, "top_k": 1, "skew": Skew("drifting", 3.0)}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("case", "steps"),
     [
@@ -328,7 +329,7 @@ SKEWED = {"experts": 4, "top_k": 1, "skew": Skew("drifting", 3.0)}
     ids=str,
 )
 def test_hundreds_of_steps_under_sleeps_drift_and_stale_news_are_the_static_ones(procs: Pool, case: Case, steps: int):
-    static = procs.run(train, case, "follow", steps, 0.0, world=case.world, timeout=300.0)
+    static = procs.run(train, case, "follow", steps, 0.0, world=case.world, timeout=600.0)
     found = procs.run(
         train_in_the_dark, case, partial(swift, case.in_flight), steps, 0.5, world=case.world, timeout=600.0
     )

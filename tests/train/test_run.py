@@ -96,6 +96,18 @@ def test_replicas_share_the_batch_and_train_as_one(settings, tmp_path):
     assert "replica 1" in (tmp_path / "run-2" / "timeline.svg").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_swift_over_expert_groups_computes_what_the_schedule_does(settings, tmp_path):
+    shared_out = ["model.experts=4", "pipeline.pp=2", "pipeline.dp=2", "pipeline.ep=2", "pipeline.expert_chunks=1"]
+    for policy in ("follow", "swift"):
+        overrides = [*shared_out, "train.accumulate=1", "pipeline.schedule=zb-h1", f"pipeline.policy={policy}"]
+        done = finish(command(settings, *(word for one in overrides for word in ("--set", one))))
+        assert done.returncode == 0, done.stderr
+    assert "agreement messages" in (tmp_path / "run-2" / "trace.json").read_text()
+    assert exact(metrics(tmp_path / "run")) == exact(metrics(tmp_path / "run-2"))
+
+
 @pytest.mark.timeout(300)
 def test_two_processes_compute_what_one_does_and_leave_the_same_files(settings, tmp_path):
     done = finish(command(settings, "--set", "pipeline.pp=2"))

@@ -59,7 +59,7 @@ class Executor:
 
     def run(self, job: Job, helm: Helm) -> Recorder:
         """One step, in which `helm` decides. Raises whatever a layer, the loss or a channel raised."""
-        ready, parley = self._ready(helm)
+        ready, parley = self._ready(helm)  # before anything arrives
         self._wiring.begin(self.schedule)
         backwards = dict(self._backwards)  # still to come, by stage
         run = self._progress.run = Run(helm.order or self.schedule, self.rank, ready)
@@ -86,8 +86,9 @@ class Executor:
         """What may start on this rank, and how it agrees on that with others, where its passes meet theirs."""
         if helm.hotline is None or not any(stage.exchanges for stage in self._stages.values()):
             return Ready(self.schedule, self.rank, helm.slots), None
-        ready = Agreed(self.schedule, self.rank, helm.slots, self._experts.rank, self._experts.size)
-        return ready, Parley(ready, self._experts, helm.policy, helm.hotline, self._wiring.inbox)
+        member, members = self._experts.rank, self._experts.size
+        ready = Agreed(self.schedule, self.rank, helm.slots, member, members)
+        return ready, Parley(ready, member, helm.policy, helm.hotline, self._wiring.inbox)
 
     def _decisions(self, ready: Ready, helm: Helm, parley: Parley | None) -> Iterator[Action | Overlap]:
         """What to run, one entry after the other: each has started, and is over when the next is asked for."""

@@ -8,7 +8,6 @@ from pipeswift.ir import Action
 from pipeswift.policy import Agreed, Policy, View
 from pipeswift.policy.agreement import Arrived
 from pipeswift.runtime.channel import Arrival, Inbox
-from pipeswift.runtime.groups import Group
 from pipeswift.runtime.hotline import Hotline
 from pipeswift.trace import Counter
 
@@ -16,14 +15,12 @@ AGREEMENTS = "agreement messages"
 
 
 class Parley:
-    """ready: of this step, for a member of `group`. It must be told of all that happens here.
-
-    A follower tells what arrives at once, from the thread that receives it: when the pass ends in which both may be,
-    the leader has to know. What the leader says goes out from `begin`.
+    """ready: of this step, for member number `member`. inbox: where its products arrive; from now on a follower tells
+    the leader of each, from the thread that receives it, since the leader may decide before this rank's pass is over.
     """
 
-    def __init__(self, ready: Agreed, group: Group, policy: Policy, hotline: Hotline, inbox: Inbox):
-        self._ready, self._member, self._policy, self._hotline, self._inbox = ready, group.rank, policy, hotline, inbox
+    def __init__(self, ready: Agreed, member: int, policy: Policy, hotline: Hotline, inbox: Inbox):
+        self._ready, self._member, self._policy, self._hotline, self._inbox = ready, member, policy, hotline, inbox
         hotline.begin_step()
         if not ready.leads:
             inbox.tap = self._report
