@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 
@@ -22,24 +24,33 @@ def seen(*stages: float, loads: dict[str, np.ndarray] | None = None) -> Seen:
 
 
 class Finder:
-    """Finds the other order, and keeps what it was asked for."""
+    """Finds one of `orders` after the other, and keeps what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *orders: Schedule) -> None:
+        self._orders = cycle(orders)
         self.asked: list[list[float]] = []
 
     def __call__(self, seconds: np.ndarray) -> Schedule:
         self.asked.append(seconds[0].tolist())
-        return OTHER
+        return next(self._orders)
 
 
 def run(*steps: Seen) -> list[list[float]]:
-    """For which F of the stages plans were made, in so many steps."""
-    plan, finder = Plan(OWN), Finder()
+    """For which F of the stages plans were made, in so many steps, if each comes to another order."""
+    plan, finder = Plan(OWN), Finder(OTHER, OWN)
     for step in steps:
         plan = plan.after(step, finder)
-        assert plan.order is OTHER
     assert plan.made == len(finder.asked)
     return finder.asked
+
+
+def test_plans_that_come_to_the_same_order_come_less_and_less_often():
+    plan, finder, made = Plan(OWN), Finder(OTHER), []
+    for step in range(64):
+        plan = plan.after(seen(1, 2.0**step), finder)
+        assert plan.order is OTHER
+        made.append(plan.made)
+    assert [made.index(number) for number in range(1, 8)] == [0, 1, 3, 6, 11, 20, 37]
 
 
 def test_the_first_step_gives_the_first_plan_and_steady_times_no_other():

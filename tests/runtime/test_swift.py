@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,14 @@ def test_what_cannot_be_steered_is_refused(settings, message):
             microbatches=2,
             **{"schedule": "1f1b"} | settings,
         )
+
+
+def test_a_function_has_to_return_a_policy():
+    nothing: Any = lambda hint: None  # noqa: E731
+    pipe = Pipeline([nn.Linear(2, 2)], loss=lambda output, target: output.sum(), microbatches=1, policy=nothing)
+    with pytest.raises(PipeSwiftError, match=r"returned None for 1f1b: it has to return a Policy"):
+        pipe.step(torch.ones(1, 2), torch.ones(1, 2))
+    pipe.close()
 
 
 LENGTHS = (3, 7, 2, 5, 6, 4)

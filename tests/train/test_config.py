@@ -119,6 +119,7 @@ def test_a_schedule_file_that_will_not_do(tmp_path, text, says):
         ("[model]\nexperts = 3\n[pipeline]\ndp = 2\nep = 2", ["model.experts = 3", "ep = 2", "Use model.experts = 4"]),
         ('[model]\nskew = "fixed"', ['model.skew = "fixed"', "model.experts = 0", "use model.experts = 4"]),
         ('[model]\nexperts = 4\nskew = "wild"', ["model.skew", "wild", "bursty"]),
+        ("[model]\nskew_strength = 3.0", ["model.skew_strength = 3.0", 'set model.skew = "fixed"']),
         ("[model]\nexperts = 2\ntop_k = 3", ["model.top_k = 3", "model.experts = 2", "Use model.top_k = 1"]),
         ("[model]\nexperts = 4\n[pipeline]\nexpert_chunks = 5", ["expert_chunks = 5", "the 4 experts", "= 4 at most"]),
         ("[pipeline]\nexpert_chunks = 0", ["pipeline.expert_chunks = 0", '"auto", or a number of chunks, such as 2']),

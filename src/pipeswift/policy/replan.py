@@ -14,6 +14,7 @@ from pipeswift.policy.hint import check_hint
 from pipeswift.policy.ready import slots_of
 
 DRIFT = 0.05  # of a stage's seconds, or of a layer's rows, from which on a plan is out of date
+LONGEST_REST = 16  # steps
 WINDOW = 3  # steps whose mean is planned for, since one step may have been disturbed
 
 
@@ -32,13 +33,16 @@ class Seen(NamedTuple):
 class Plan:
     """The order that all ranks follow. basis: what it was made for; None for the schedule's own order.
 
-    steps: the latest ones. made: how many plans there have been.
+    steps: the latest ones. made: how many plans there have been. rest: in how many more steps it lasts, drift or not;
+    twice as many after each plan that came to the same order, since times that drift to no effect are noise.
     """
 
     order: Schedule
     basis: Seen | None = None
     steps: tuple[Seen, ...] = ()
     made: int = 0
+    rest: int = 0
+    last_rest: int = 0
 
     def after(self, seen: Seen, find: Callable[[np.ndarray], Schedule]) -> Plan:
         """The plan for the next step: this one, until what it was made for has drifted.
@@ -50,8 +54,12 @@ class Plan:
         steps = (seen,) if stale else (*self.steps, seen)[-WINDOW:]
         lately = _together(steps)
         if self.basis is not None and drift(lately, self.basis) <= DRIFT:
-            return replace(self, steps=steps)
-        return Plan(find(lately.seconds), lately, steps, self.made + 1)
+            return replace(self, steps=steps, rest=max(self.rest - 1, 0))
+        if self.rest:
+            return replace(self, steps=steps, rest=self.rest - 1)
+        order = find(lately.seconds)
+        rest = min(2 * self.last_rest or 1, LONGEST_REST) if order is self.order and self.made else 0
+        return Plan(order, lately, steps, self.made + 1, rest, rest)
 
 
 def drift(now: Seen, then: Seen) -> float:

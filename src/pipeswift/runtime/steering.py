@@ -135,6 +135,11 @@ class Steering:
     def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
         if schedule.fingerprint not in self._helms:
             policy = make(schedule)
+            if not callable(getattr(policy, "next", None)):
+                raise PipeSwiftError(
+                    f"policy is a function that returned {policy!r} for {schedule.name}: it has to return a Policy, "
+                    "such as pipeswift.policy.Swift(schedule)"
+                )
             monitor = policy.monitor(self._peers.rank)
             if monitor is not None and self._news is None:
                 self._news = News(self._peers.pipeline, listeners(schedule)[self._peers.rank])

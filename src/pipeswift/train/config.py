@@ -58,7 +58,7 @@ class Model(Section):
 
     With `experts` above 0 each block's MLP is a mixture of that many experts of inner width `expert_width` (0: an
     MLP's, shared out over a token's `top_k`), and perhaps one of `shared_width` for all tokens; see `pipeswift.moe`.
-    skew, skew_strength: for experiments, favourites of the routers, `skew_strength` in logits.
+    skew, skew_strength: for experiments, favourites of the routers, `skew_strength` in logits, by default 2.
     """
 
     blocks: PositiveInt = 4
@@ -79,7 +79,7 @@ class Model(Section):
     placement: Literal["contiguous", "random"] = "contiguous"
     payload: Literal["full", "bfloat16"] = "full"
     skew: Literal["fixed", "drifting", "bursty"] | None = None
-    skew_strength: PositiveFloat = 2.0
+    skew_strength: PositiveFloat | None = None
 
     @property
     def layers(self) -> int:
@@ -99,7 +99,11 @@ class Model(Section):
         routing = ("experts", "top_k", "scoring", "balance", "z", "jitter", "capacity_factor", "overflow")
         names = (*routing, "placement", "payload")
         hidden = self.expert_width or 4 * self.width // self.top_k
-        more = {"hidden": hidden, "shared": self.shared_width, "skew": self.skew and (self.skew, self.skew_strength)}
+        more = {
+            "hidden": hidden,
+            "shared": self.shared_width,
+            "skew": self.skew and (self.skew, self.skew_strength or 2.0),
+        }
         return {name: getattr(self, name) for name in names} | more
 
 
@@ -308,6 +312,11 @@ def _check_experts(model: Model, pipeline: Pipeline) -> None:
         )
     if model.experts and model.top_k > model.experts:
         raise ConfigError(f"model.top_k = {model.top_k} is above model.experts = {model.experts}. Use model.top_k = 1.")
+    if model.skew_strength and not model.skew:
+        raise ConfigError(
+            f"model.skew_strength = {model.skew_strength} is that of a skew, but there is none: leave it out, or set "
+            'model.skew = "fixed", say'
+        )
     if model.skew and not model.experts:
         raise ConfigError(
             f'model.skew = "{model.skew}" gives routers favourites, but model.experts = 0 makes a model without: leave '
