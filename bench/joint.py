@@ -229,7 +229,6 @@ def quality(options: argparse.Namespace) -> Iterator[Row]:
             "least": min(losses),
             "most": max(losses),
             "dropped %": 100 * fmean(dropped(line) for line in lines),
-            "ms per step": 1e3 * fmean(float(line["seconds"]) for line in lines),
         }
 
 
