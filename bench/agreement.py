@@ -4,8 +4,11 @@
 
 Emulated kernels in front of real experts, which two replicas share out, in real processes. Each (member, stage,
 micro-batch) has a seeded factor for its F, I and W. Swift decides over the groups; then the same passes run in the very
-order that it chose, as a schedule that all follow, so that nobody waits for anybody's word. `cost %` is how much longer
-the step took with agreement, the median over seeds, and the columns beside it the least and the most of them. `hint`
+order that it chose, as a schedule that all follow, so that nobody waits for anybody's word. `led %` is how much longer
+the step with agreement was than a replay of its order with the times that its passes took, without any time in between;
+`followed %` the same of the static one: agreement is the difference. `cost %` is how much longer the step took than the
+static one, medians over seeds, and the columns beside it the least and the most: besides agreement, that has what
+Swift itself takes, and what both take from kernels on cores that ranks share. `hint`
 is the hint's own order. `messages` are those of the leader and of the follower, per pass.
 """
 
@@ -34,7 +37,7 @@ from pipeswift.moe import MoE
 from pipeswift.policy import Calibration, Swift, calibrate
 from pipeswift.rehearse.kernels import Emulated, sleep_until
 from pipeswift.runtime.parley import AGREEMENTS
-from pipeswift.simulate import factors, replay, varied
+from pipeswift.simulate import factors, measured_costs, replay, varied
 from pipeswift.trace import Trace, makespan, whole_passes
 
 WIDTH, TOKENS, MEMBERS = 16, 8, 2
@@ -109,15 +112,22 @@ def measure(rank: int, world: int, hint: Schedule, shape: Shape, seeds: int) -> 
     static, swift = pipeline(hint), pipeline(hint, **adaptive)
     for seed in range(seeds):
         led = step(swift, seed)
-        follower = pipeline(replace(hint, name=f"as led {seed}", orders=orders(led)))
+        chosen = replace(hint, name=f"as led {seed}", orders=orders(led))
+        follower = pipeline(chosen)
         followed = step(follower, seed)
         follower.close()
         told = [int(counter.value[-1]) for counter in led.counters if counter.name == AGREEMENTS]
         times = {"hint": makespan(step(static, seed)), "swift": makespan(led), "replay": makespan(followed)}
-        found.append(times | {"messages": sum(told) / hint.num_actions})
+        waits = {"led": between(chosen, led), "followed": between(chosen, followed)}
+        found.append(times | waits | {"messages": sum(told) / hint.num_actions})
     for pipe in (static, swift):
         pipe.close()
     return found
+
+
+def between(schedule: Schedule, trace: Trace) -> float:
+    """By how much a step is longer than its own passes in their order, started as soon as they can be."""
+    return makespan(trace) / makespan(replay(schedule, measured_costs(schedule, trace))) - 1
 
 
 def orders(trace: Trace) -> tuple[Order, ...]:
@@ -142,6 +152,8 @@ def line(hint: Schedule, shape: Shape, seeds: int) -> dict[str, Any]:
         "swift, s": median(one["swift"] for one in leading),
         "replay, s": median(one["replay"] for one in leading),
         "cost %": median(costs),
+        "led %": 100 * median(one["led"] for one in leading),
+        "followed %": 100 * median(one["followed"] for one in leading),
         "least": min(costs),
         "most": max(costs),
         "over hint %": median(100 * (one["swift"] / one["hint"] - 1) for one in leading),

@@ -191,7 +191,8 @@ def calibrated(rank: int, world: int) -> list[tuple[bool, bool]]:
 
 
 def test_by_name_it_follows_until_it_is_calibrated(procs: Pool):
-    assert procs.run(calibrated, world=4) == [[(False, False)] * 2 + [(True, True)] * 2] * 4
+    leader, follower = ([(False, False)] * 2 + [(decides, True)] * 2 for decides in (True, False))
+    assert procs.run(calibrated, world=4) == [leader, follower] * 2
 
 
 class Frozen(Dawdler):

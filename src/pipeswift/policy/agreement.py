@@ -72,6 +72,11 @@ class Agreed(Ready):
         """Whether every member can run it after what has been promised. For the leader."""
         return all(action in mirror for mirror in self._mirrors)
 
+    def may_come(self) -> list[Action]:
+        """What can be next after what has been promised, now or once a message is there. For the leader."""
+        mirror = self._mirrors[LEADER]
+        return [action for action in mirror.next_in_line() if mirror.waits_for_messages(action)]
+
     def unsure_of(self, product: Product, stage: int, microbatch: int) -> int | None:
         """A member that the leader, which this rank is, has not heard to have that product; None if all have it."""
         return next((i for i, mirror in enumerate(self._mirrors) if not mirror.has(product, stage, microbatch)), None)
@@ -104,9 +109,9 @@ class Agreed(Ready):
     def start(self, action: Action) -> None:
         if self.open:
             self.promise(action)
-        if action != self.promised:
-            raise ValueError(f"{action} started, where {self.promised} was to come next")
-        self._promised.popleft()
+        due = self._promised.popleft() if self._promised else None
+        if action != due:
+            raise ValueError(f"{action} started, where {due} was to come next")
         super().start(action)
 
     def __contains__(self, action: Action) -> bool:

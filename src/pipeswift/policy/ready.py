@@ -111,6 +111,16 @@ class Ready:
         self._done = done
         return order[done] if done < len(order) else None
 
+    def waits_for_messages(self, action: Action) -> bool:
+        """Whether an action that is next of its kind lacks at most what other ranks have to send."""
+        if action.op is Op.F and self._free[action.stage, self._route_of[action.microbatch]] <= 0:
+            return False
+        held = self._needs.keys()
+        return all(
+            (product, stage, action.microbatch) in self._here or (stage not in held)
+            for product, stage in self._needs[action.stage][action.op]
+        )
+
     def has(self, product: Product, stage: int, microbatch: int) -> bool:
         """Whether what that stage made of that micro-batch is here."""
         return (product, stage, microbatch) in self._here

@@ -117,7 +117,7 @@ class Swift(Policy):
     def ahead(self, ready: Agreed, view: View, running: Action) -> Action | None:
         """The hint's next, where the group will not wait for it: it is ready, or will be when `running` has ended.
 
-        While times are steady it is the next whatever happens.
+        While times are steady it is the next whatever happens; and what is the only one that can be, is.
         """
         first, monitor = ready.first(self._orders[view.rank]), view.monitor
         if first is None:
@@ -125,7 +125,11 @@ class Swift(Policy):
         assert monitor is not None
         if ready.ready_on_all(first) or (self._may_follow and monitor.steady):
             return first
-        return first if self._arrival(first, ready, monitor) <= view.now + monitor.expected(running) else None
+        if self._arrival(first, ready, monitor) <= view.now + monitor.expected(running):
+            return first
+        places = self._places[view.rank]
+        options = [action for action in ready.may_come() if action in places]
+        return options[0] if len(options) == 1 else None
 
     def _price(self, ahead: int, action: Action) -> float:
         prices = self._prices

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from queue import Empty
 from typing import Any
 
 from pipeswift.ir import Action, Op, Overlap, Schedule, parts
 from pipeswift.passes import weight_runs
-from pipeswift.policy import Agreed, Ready, View
+from pipeswift.policy import Agreed, Decision, Policy, Ready, View
 from pipeswift.program import Lane
 from pipeswift.runtime.calls import Bound, Calls, Job, Pass, join
 from pipeswift.runtime.groups import Group
-from pipeswift.runtime.lanes import Lanes
+from pipeswift.runtime.lanes import Lanes, Launched
+from pipeswift.runtime.lookout import Lookout
 from pipeswift.runtime.loom import Key, Loom, key_of
 from pipeswift.runtime.parley import Parley
 from pipeswift.runtime.progress import Progress, Run
@@ -51,7 +53,7 @@ class Executor:
             for stage in stages.values():
                 stage.prepare_split()
         together = _by_last(weight_runs(schedule.orders[rank])) if batched_weight_gradients else None
-        self._calls = Calls(schedule, stages, wiring, lanes, together)
+        self._calls, self._lanes = Calls(schedule, stages, wiring, lanes, together), lanes
         self._loom, self._experts = Loom(schedule, rank, stages, experts), experts
         self._bound = self._bind()
         self._spans = self._count_spans()
@@ -65,10 +67,15 @@ class Executor:
         run = self._progress.run = Run(helm.order or self.schedule, self.rank, ready)
         self._recorder = recorder = Recorder(self.rank, self.schedule.num_ranks, self._spans)
         self._calls.begin(job, recorder)
-        for entry in self._decisions(ready, helm, parley):
+        watch = helm.lookout if parley is None or parley.leads else None  # who follows decides nothing
+        for entry, besides in self._decisions(ready, helm.policy, watch, parley):
             for actions in self._loom.bundles(entry):
                 run.started += actions
-                self._run(actions, ready)
+                self._run(actions)
+                if besides is not None:
+                    besides.wait()
+                for action in actions:
+                    ready.finish(action)
                 run.ended += len(actions)
                 for action in actions:
                     self._account(action, backwards)
@@ -76,8 +83,8 @@ class Executor:
         with self._progress.joining("what pairs cost"):
             if self._loom.learn(recorder, self._bound):
                 self._bound = self._bind()
-        if helm.lookout:
-            recorder.counters = helm.lookout.counters(clock())
+        if watch:
+            recorder.counters = watch.counters(clock())
         if parley:
             recorder.counters = *recorder.counters, parley.end(self.rank, clock())
         return recorder
@@ -90,36 +97,40 @@ class Executor:
         ready = Agreed(self.schedule, self.rank, helm.slots, member, members)
         return ready, Parley(ready, member, helm.policy, helm.hotline, self._wiring.inbox)
 
-    def _decisions(self, ready: Ready, helm: Helm, parley: Parley | None) -> Iterator[Action | Overlap]:
-        """What to run, one entry after the other: each has started, and is over when the next is asked for."""
-        policy, inbox, started, idle_since = helm.policy, self._wiring.inbox, 0, clock()
-        watch = helm.lookout
+    def _decisions(
+        self, ready: Ready, policy: Policy, watch: Lookout | None, parley: Parley | None
+    ) -> Iterator[tuple[Action | Overlap, Launched | None]]:
+        """What to run, one entry after the other: each has started, and is over when the next is asked for.
+
+        With it what another thread does besides, to be waited for before the entry's end counts.
+        """
+        inbox, started, idle_since = self._wiring.inbox, 0, clock()
         if watch:
             watch.begin_step()
         while not ready.finished:
             while not inbox.empty():
                 self._arrive(ready, inbox.get())
-            if parley:
-                parley.listen()
-            now = clock()
-            if watch:
+            now, due = clock(), parley and parley.due()
+            if watch and not due:
                 watch.look(now)
             view = View(self.rank, now, started, idle_since, watch and watch.monitor)
-            decision = policy.next(ready, view)
-            if watch:
-                watch.note(now, decision, ready.depth)
+            decision = due or policy.next(ready, view)
             entry = decision.entry
             if entry is None:
+                if watch:
+                    watch.note(now, decision, ready.depth)
                 self._await_arrival(ready, decision.until)
                 continue
             started += 1
-            if watch:
-                watch.begin(parts(entry)[0], now, ready.depth)
+            depth = ready.depth
             for action in parts(entry):
                 ready.start(action)
-            if parley:
-                parley.begin(parts(entry)[0], view)
-            yield entry
+            if parley and parley.leads:
+                parley.say()
+                yield entry, self._lanes.launch(Lane.ALL_TO_ALL, partial(_tell, watch, parley, decision, view, depth))
+            else:
+                _tell(watch, None, decision, view, depth)
+                yield entry, None
             idle_since = clock()
             if watch:
                 watch.end(parts(entry)[0], idle_since - now)
@@ -136,7 +147,7 @@ class Executor:
         for stage in self._stages.values():
             stage.tail = None
 
-    def _run(self, actions: Sequence[Action], ready: Ready) -> None:
+    def _run(self, actions: Sequence[Action]) -> None:
         passes = [Pass(action) for action in actions]
         for lane, number, call, _ in self._bound[key_of(actions)]:
             if lane is Lane.COMPUTE:
@@ -145,8 +156,6 @@ class Executor:
                 self._recorder.span(actions[number], start, clock())
             else:
                 call(passes[number])
-        for action in actions:
-            ready.finish(action)
 
     def _bind(self) -> dict[Key, tuple[Bound, ...]]:
         """The calls of every program; those of a pair stay apart, so that each work has a span of its own."""
@@ -174,6 +183,17 @@ class Executor:
             raise arrival
         if arrival is not None:
             ready.arrive(arrival.product, arrival.stage, arrival.microbatch)
+
+
+def _tell(watch: Lookout | None, parley: Parley | None, decision: Decision, view: View, depth: int) -> None:
+    """What neighbours and members get to know of an entry that has started."""
+    assert decision.entry is not None
+    action = parts(decision.entry)[0]
+    if parley:
+        parley.promise(action, view)
+    if watch:
+        watch.note(view.now, decision, depth)
+        watch.begin(action, view.now, depth)
 
 
 def _by_last(runs: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -8,6 +8,7 @@ from pipeswift.ir import Action
 from pipeswift.policy import Decision, Monitor
 from pipeswift.policy.diary import Diary
 from pipeswift.runtime.news import News
+from pipeswift.runtime.recorder import clock
 from pipeswift.trace import Counter
 
 MESSAGES = "control messages"
@@ -19,6 +20,7 @@ class Lookout:
     def __init__(self, monitor: Monitor, news: News):
         self.monitor, self._news = monitor, news
         self._diary = Diary(monitor.rank)
+        self._ended: tuple[Action, float] | None = None  # what the monitor has yet to be told
 
     def begin_step(self) -> None:
         self._news.step += 1
@@ -27,7 +29,10 @@ class Lookout:
         self._diary = Diary(self.monitor.rank)
 
     def look(self, now: float) -> None:
-        """Takes in what has come from neighbours; never waits."""
+        """Takes in what has ended here and what has come from neighbours; never waits."""
+        if self._ended is not None:
+            self.monitor.ended(*self._ended)
+            self._ended = None
         for summary in self._news.heard():
             self.monitor.hear(summary, now)
 
@@ -36,10 +41,12 @@ class Lookout:
 
     def begin(self, action: Action, now: float, depth: int) -> None:
         """The rank starts an action, and sends word of it."""
+        self.look(clock())
         self._news.tell(self.monitor.summary(action, now, depth))
 
     def end(self, action: Action, seconds: float) -> None:
-        self.monitor.ended(action, seconds)
+        """An action is over. The next look takes it in, since now the next one could start."""
+        self._ended = action, seconds
 
     def counters(self, now: float) -> tuple[Counter, ...]:
         """What was decided in this step, and how many messages told of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeswift.ir import Action
-from pipeswift.policy import Agreed, Policy, View
+from pipeswift.policy import Agreed, Decision, Policy, View
 from pipeswift.policy.agreement import Arrived
 from pipeswift.runtime.channel import Arrival, Inbox
 from pipeswift.runtime.hotline import Hotline
@@ -25,20 +25,33 @@ class Parley:
         if not ready.leads:
             inbox.tap = self._report
 
-    def listen(self) -> None:
-        """Takes in what others have said; never waits."""
+    @property
+    def leads(self) -> bool:
+        return self._ready.leads
+
+    def due(self) -> Decision | None:
+        """What to do where nothing is left to decide: start what was promised, or wait for it, or for word of it.
+
+        None: it is for the leader, which this rank is, to decide. Takes in what others have said.
+        """
         for message in self._hotline.heard():
             self._ready.hear(message)
+        promised = self._ready.promised
+        if promised is None and self.leads:
+            return None
+        return Decision(promised if promised is not None and promised in self._ready else None)
 
-    def begin(self, action: Action, view: View) -> None:
-        """The rank has started an action, and computes next: what the leader says now travels meanwhile."""
-        if not self._ready.leads:
-            return
-        if self._ready.open and (following := self._policy.ahead(self._ready, view, action)):
-            self._ready.promise(following)
-        if self._ready.outbox:
+    def say(self) -> None:
+        """The rank starts an action: the leader says which, if it had not; others wait for that."""
+        if self._ready.leads and self._ready.outbox:
             self._hotline.tell(self._ready.outbox)
             self._ready.outbox.clear()
+
+    def promise(self, action: Action, view: View) -> None:
+        """The rank has started an action: the leader says what comes after it, if it knows that already."""
+        if self._ready.open and (following := self._policy.ahead(self._ready, view, action)):
+            self._ready.promise(following)
+            self.say()
 
     def end(self, rank: int, now: float) -> Counter:
         """The step is over: how many messages this rank has sent in it; those of one moment are one."""
