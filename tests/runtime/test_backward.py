@@ -11,6 +11,7 @@ from pipeswift.ir import F, I, Schedule, W
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.footprint import Footprint
+from pipeswift.runtime.rules import Rule
 from pipeswift.schedules import build
 from tests.procs import Pool
 from tests.runtime.models import batch, builders, plain_loop, same, token_loss
@@ -249,6 +250,15 @@ def test_a_weight_at_two_places_counts_once_each():
     weight_gradients(pendings)
     assert layer.weight.grad.T.tolist() == [[5, 3], [2, 3]]
     assert x.grad.tolist() == [[7, 7]]
+
+
+def test_a_use_without_a_gradient_does_not_lose_that_of_another():
+    weight, x = nn.Parameter(torch.zeros(2)), torch.ones(2)
+    some = Rule(torch.mul, torch.mul, lambda gradient, x, weight: (gradient * x,))
+    none = Rule(torch.mul, torch.mul, lambda gradient, x, weight: (None,))
+    weight_gradients([Pending(rule, x, x, (weight,)) for rule in (some, none)])
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, x)
 
 
 def test_the_gradients_that_w_makes_are_those_it_accumulates():

@@ -34,7 +34,8 @@ class Plan:
     """The order that all ranks follow. basis: what it was made for; None for the schedule's own order.
 
     steps: the latest ones. made: how many plans there have been. rest: in how many more steps it lasts, drift or not;
-    twice as many after each plan that came to the same order, since times that drift to no effect are noise.
+    twice as many after each plan that came to the same order, since times that drift to no effect are noise. last_rest:
+    what it was at first.
     """
 
     order: Schedule
@@ -53,10 +54,8 @@ class Plan:
         stale = bool(self.steps) and moved(seen.loads, self.steps[-1].loads) > DRIFT
         steps = (seen,) if stale else (*self.steps, seen)[-WINDOW:]
         lately = _together(steps)
-        if self.basis is not None and drift(lately, self.basis) <= DRIFT:
+        if self.rest or (self.basis is not None and drift(lately, self.basis) <= DRIFT):
             return replace(self, steps=steps, rest=max(self.rest - 1, 0))
-        if self.rest:
-            return replace(self, steps=steps, rest=self.rest - 1)
         order = find(lately.seconds)
         rest = min(2 * self.last_rest or 1, LONGEST_REST) if order is self.order and self.made else 0
         return Plan(order, lately, steps, self.made + 1, rest, rest)

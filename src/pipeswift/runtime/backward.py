@@ -58,17 +58,15 @@ def weight_gradients(pendings: Sequence[Pending]) -> None:
     sums: dict[int, Tensor] = {}
     for pending in pendings:
         for parameter, gradient in zip(pending.parameters, pending.gradients(), strict=True):
-            if parameter is None or gradient is None:
+            if parameter is None:
                 continue
             key = id(parameter)
-            gradient = gradient.to(parameter.dtype)
-            if key in sums:
-                gradient = sums[key] + gradient
             uses[key] -= 1
-            if uses[key]:
-                sums[key] = gradient
-            else:  # at once, while it lies in the cache
-                _accumulate(parameter, gradient)
+            if gradient is not None:
+                gradient = gradient.to(parameter.dtype)
+                sums[key] = sums[key] + gradient if key in sums else gradient
+            if not uses[key] and key in sums:  # at once, while it lies in the cache
+                _accumulate(parameter, sums.pop(key))
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:

@@ -102,7 +102,8 @@ class Executor:
     ) -> Iterator[tuple[Action | Overlap, Launched | None]]:
         """What to run, one entry after the other: each has started, and is over when the next is asked for.
 
-        With it what another thread does besides, to be waited for before the entry's end counts.
+        With it what another thread does besides, to be waited for before the entry's end counts: until then `ready`,
+        `watch` and `parley` are that thread's.
         """
         inbox, started, idle_since = self._wiring.inbox, 0, clock()
         if watch:

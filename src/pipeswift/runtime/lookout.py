@@ -23,6 +23,7 @@ class Lookout:
         self._ended: tuple[Action, float] | None = None  # what the monitor has yet to be told
 
     def begin_step(self) -> None:
+        self._take_in()  # before the monitor forgets what the last pass's micro-batch took forward
         self._news.step += 1
         self._news.sent = 0
         self.monitor.begin_step()
@@ -30,9 +31,7 @@ class Lookout:
 
     def look(self, now: float) -> None:
         """Takes in what has ended here and what has come from neighbours; never waits."""
-        if self._ended is not None:
-            self.monitor.ended(*self._ended)
-            self._ended = None
+        self._take_in()
         for summary in self._news.heard():
             self.monitor.hear(summary, now)
 
@@ -52,3 +51,8 @@ class Lookout:
         """What was decided in this step, and how many messages told of it."""
         sent = Counter(MESSAGES, self.monitor.rank, np.array([now]), np.array([self._news.sent]))
         return *self._diary.counters(), sent
+
+    def _take_in(self) -> None:
+        if self._ended is not None:
+            self.monitor.ended(*self._ended)
+            self._ended = None

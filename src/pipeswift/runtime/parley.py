@@ -16,7 +16,8 @@ AGREEMENTS = "agreement messages"
 
 class Parley:
     """ready: of this step, for member number `member`. inbox: where its products arrive; from now on a follower tells
-    the leader of each, from the thread that receives it, since the leader may decide before this rank's pass is over.
+    the leader of each, from the thread that receives it, since the leader may decide before this rank's pass is over;
+    what `ready` puts into a follower's outbox is the same, and stays there.
     """
 
     def __init__(self, ready: Agreed, member: int, policy: Policy, hotline: Hotline, inbox: Inbox):
@@ -42,13 +43,13 @@ class Parley:
         return Decision(promised if promised is not None and promised in self._ready else None)
 
     def say(self) -> None:
-        """The rank starts an action: the leader says which, if it had not; others wait for that."""
-        if self._ready.leads and self._ready.outbox:
+        """For the leader: tells all others what it has promised and not told."""
+        if self._ready.outbox:
             self._hotline.tell(self._ready.outbox)
             self._ready.outbox.clear()
 
     def promise(self, action: Action, view: View) -> None:
-        """The rank has started an action: the leader says what comes after it, if it knows that already."""
+        """For the leader, which has started `action`: says what comes after it, if that is known already."""
         if self._ready.open and (following := self._policy.ahead(self._ready, view, action)):
             self._ready.promise(following)
             self.say()

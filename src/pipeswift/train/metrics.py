@@ -48,13 +48,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps, of each
-    by replica.
+    """A finished run of `schedule`, the model cut by `cut`. late_steps: the timelines of its last steps, by replica.
 
     first_held_out, held_out: before and after training. tokens_per_second: median over the steps. seconds: of training,
-    evaluations included. grains: by stage, in how many chunks
-    experts were, where ranks shared these out. cores: of this machine, shared by `ranks_here` ranks of `threads`
-    threads each.
+    evaluations included. grains: by stage, in how many chunks experts were, where ranks shared these out. cores: of
+    this machine, shared by `ranks_here` ranks of `threads` threads each.
     """
 
     schedule: Schedule
