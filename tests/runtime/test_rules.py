@@ -246,7 +246,7 @@ def disagree(rank: int, world: int, odd: dict[str, Any]) -> tuple[str, list[str]
         (dict(bucket=16), "ranks disagree on the bucket: rank 0 has 4194304, rank 1 has 16"),
         # These were raised on one rank alone, and left its watchdog at work.
         (dict(bucket=0), "rank 1: bucket = 0 is no whole number from 1"),
-        (dict(policy="slow"), "rank 1: policy = 'slow' is neither of follow, swift"),
+        (dict(policy="slow"), "rank 1: policy = 'slow' is none of follow, swift, replan"),
         (dict(in_flight=0, policy="swift"), "rank 1: in_flight = 0 is no whole number from 1"),
         (dict(expert_chunks=0), "rank 1: expert_chunks = 0 is no number of chunks"),
         # These were errors of Python's, which named no setting.
