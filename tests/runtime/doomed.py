@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeswift.moe import MoE
-from pipeswift.policy import Decision, Ready, Swift, View
+from pipeswift.policy import Swift
 from pipeswift.runtime import Pipeline, init_mesh
 from pipeswift.runtime.optimizer import Optimizer
+from pipeswift.runtime.parley import Parley
 from pipeswift.schedules import pipedream
 
 PATIENCE = float(os.environ["PATIENCE"])
@@ -82,12 +83,6 @@ class Gate(nn.LayerNorm):
         return super().forward(input)
 
 
-class Hesitant(Swift):
-    def next(self, ready: Ready, view: View) -> Decision:
-        reach("word")
-        return super().next(ready, view)
-
-
 def layer_with_experts() -> nn.Module:
     return MoE(4, experts=WORLD, hidden=4, top_k=1, norm=Gate(4))
 
@@ -118,7 +113,9 @@ def main() -> None:
     layers = [layer_with_experts] if shared_out else [Layer] * WORLD
     mesh = init_mesh(**sizes, timeout=float(os.environ.get("START", "60")))
     reach("connected")
-    order: Any = {"microbatches": 4, "policy": Hesitant if PLACE == "word" else "follow"}
+    agreed = Parley.due
+    cast(Any, Parley).due = lambda parley: (reach("word"), agreed(parley))[1]
+    order: Any = {"microbatches": 4, "policy": Swift if PLACE == "word" else "follow"}
     if COPIES:
         order = {"schedule": pipedream(WORLD, 4, COPIES), "updates_every": 2}
     pipe = Pipeline(layers, loss=lambda y, _: y.mean(), mesh=mesh, watchdog=PATIENCE, **order)

@@ -101,7 +101,8 @@ def test_replicas_share_the_batch_and_train_as_one(settings, tmp_path):
 def test_swift_over_expert_groups_computes_what_the_schedule_does(settings, tmp_path):
     shared_out = ["model.experts=4", "pipeline.pp=2", "pipeline.dp=2", "pipeline.ep=2", "pipeline.expert_chunks=1"]
     for policy in ("follow", "swift"):
-        overrides = [*shared_out, "train.accumulate=1", "pipeline.schedule=zb-h1", f"pipeline.policy={policy}"]
+        steps = ["train.steps=24", "train.accumulate=1"]  # the trace is of one of the last 20
+        overrides = [*shared_out, *steps, "pipeline.schedule=zb-h1", f"pipeline.policy={policy}"]
         done = finish(command(settings, *(word for one in overrides for word in ("--set", one))))
         assert done.returncode == 0, done.stderr
     assert "agreement messages" in (tmp_path / "run-2" / "trace.json").read_text()
