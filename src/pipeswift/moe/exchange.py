@@ -24,6 +24,7 @@ from pipeswift.moe.routed import Routed
 from pipeswift.program import LOCAL, WHOLE, BlockCosts, Form, Grain, Lane, Line, Part, Work
 from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, unflatten
+from pipeswift.runtime.engine import run_backward
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes, handshake
 from pipeswift.runtime.seeds import seeded
@@ -251,7 +252,7 @@ class ExpertExchange:
         if deferred:
             self._ledger.pendings = transit.pendings[unit] = []
         try:
-            torch.autograd.backward((edge,), (gradient,))
+            run_backward((edge,), (gradient,))
         finally:
             self._ledger.pendings = None
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

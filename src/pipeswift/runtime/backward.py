@@ -8,7 +8,6 @@ matrices) take a form of their own: their backward makes the input's gradient at
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,18 +53,18 @@ _WHOLE = Ledger()  # of backwards that are never cut in two
 @torch.no_grad()
 def weight_gradients(pendings: Sequence[Pending]) -> None:
     """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
-    uses = Counter(id(parameter) for pending in pendings for parameter in pending.parameters)
+    last = {id(w): (n, i) for n, pending in enumerate(pendings) for i, w in enumerate(pending.parameters)}  # uses
     sums: dict[int, Tensor] = {}
-    for pending in pendings:
-        for parameter, gradient in zip(pending.parameters, pending.gradients(), strict=True):
+    for n, pending in enumerate(pendings):
+        for i, (parameter, gradient) in enumerate(zip(pending.parameters, pending.gradients(), strict=True)):
             if parameter is None:
                 continue
             key = id(parameter)
-            uses[key] -= 1
             if gradient is not None:
-                gradient = gradient.to(parameter.dtype)
+                if gradient.dtype != parameter.dtype:
+                    gradient = gradient.to(parameter.dtype)
                 sums[key] = sums[key] + gradient if key in sums else gradient
-            if not uses[key] and key in sums:  # at once, while it lies in the cache
+            if last[key] == (n, i) and key in sums:  # at once, while it lies in the cache
                 _accumulate(parameter, sums.pop(key))
 
 
@@ -199,4 +198,6 @@ class _Halves(torch.autograd.Function):
 
 def _cast(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A weight as the operation sees it: under autocast its input is narrower than the weight."""
-    return weight.to(dtype) if weight is not None and dtype.is_floating_point else weight
+    if weight is None or weight.dtype == dtype or not dtype.is_floating_point:
+        return weight  # a call of `to` that changes nothing takes as long as the product of a small layer
+    return weight.to(dtype)

@@ -6,6 +6,9 @@ arrived; on the sending side one thread per rank lets go of what has been delive
 
 The first message of a step is announced by a header. When all micro-batches of a step are alike, the header holds for
 all of them; otherwise every message has its own. Gradients need none: both sides know which tensors went forward.
+
+Where the last two steps looked alike, both ends foresee that the next does, and the message is received together with
+its header, not after it. If it looks different after all, the sender fills what was foreseen with anything.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ SENT = 4  # messages that may be kept after their delivery, per rank
 # A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
 # micro-batch's first sample, its number of samples, that of the mini-batch, the step's number of micro-batches.
 _HEADER = 7
+CPU = torch.device("cpu")
 
 
 class Arrival(NamedTuple):
@@ -69,10 +73,45 @@ class Expected(NamedTuple):
     of: int = 0
 
 
+class _Room(NamedTuple):
+    """Tensors that are being received."""
+
+    tensors: tuple[Tensor, ...]
+    works: tuple[dist.Work, ...]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
 class _Posted(NamedTuple):
     microbatch: int
     value: Flat | tuple[Tensor, ...]
-    works: tuple[dist.Work, ...]
+    room: _Room
+
+
+Layout = tuple[tuple[Sequence[int], torch.dtype], ...]
+
+
+class Foresight:
+    """How the message after the next header will look, by the headers so far: both ends of a channel foresee alike."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None  # None: nothing is foreseen
+        self._last: Layout | None = None
+
+    def learn(self, spec: Spec, uniform: bool) -> None:
+        layout = _layout(spec.tensors) if uniform else None
+        self.layout = layout if layout == self._last else None
+        self._last = layout
+
+
+def _layout(metas: Sequence[Meta]) -> Layout:
+    return tuple((meta.shape, meta.dtype) for meta in metas)
+
+
+def _blank(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in layout)
 
 
 class ShapeError(PipeSwiftError):
@@ -82,9 +121,13 @@ class ShapeError(PipeSwiftError):
 class Sender:
     """The sending end of a channel."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str):
+    def __init__(
+        self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str, device: torch.device
+    ):
         self._group, self._peer, self._tag, self._outbox, self._what = group, peer, tag, outbox, what
+        self._device = device
         self._specs: list[Spec] = []
+        self._foresight = Foresight()
         self._current: Spec | None = None
         self._uniform = False
         self._microbatches = 0
@@ -148,6 +191,10 @@ class Sender:
         payload = b"" if known else self._pack(spec)
         header = [number, uniform, len(payload), value.first_sample, value.samples, value.batch, self._microbatches]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
+        foreseen = self._foresight.layout
+        if foreseen is not None and (payload or foreseen != _layout(spec.tensors)):
+            self.send_tensors(_blank(foreseen, self._device))
+        self._foresight.learn(spec, uniform)
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
         self._current, self._uniform = spec, uniform
@@ -165,6 +212,7 @@ class Receiver:
         self._buffers = Semaphore(POOL)
         self._arrived: dict[int, Flat | tuple[Tensor, ...]] = {}
         self._specs: list[Spec] = []
+        self._foresight = Foresight()
         self._like: Flat | None = None  # what all messages of this step look like
         self.uniform = False
         name = f"receive {product.name.lower()} of stage {stage}"
@@ -195,6 +243,8 @@ class Receiver:
                     if expected is None:
                         return
                     posted.append(self._post(expected))
+                    if expected.first:  # it comes with its header, and somebody may wait for it
+                        self._deliver(posted.popleft())
                 else:
                     self._deliver(posted.popleft())
 
@@ -209,46 +259,51 @@ class Receiver:
 
     def _post(self, expected: Expected) -> _Posted:
         if expected.metas is not None:
-            value = tensors = self._make_room(expected.metas)
+            room = self._receive(_layout(expected.metas))
+            return _Posted(expected.microbatch, room.tensors, room)
+        if self._like is None or expected.first:
+            like, room = self._read_header(expected)
         else:
-            like = self._read_header(expected) if self._like is None or expected.first else self._like
-            tensors = self._make_room(like.spec.tensors)
-            first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
-            value = like._replace(tensors=tensors, first_sample=first)
-        return _Posted(expected.microbatch, value, tuple(self._receive(tensor) for tensor in tensors))
+            like, room = self._like, self._receive(_layout(self._like.spec.tensors))
+        first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
+        return _Posted(expected.microbatch, like._replace(tensors=room.tensors, first_sample=first), room)
 
     def _deliver(self, posted: _Posted) -> None:
-        for work in posted.works:
-            work.wait()
+        posted.room.wait()
         self._arrived[posted.microbatch] = posted.value
         self._inbox.arrive(Arrival(self._product, self._stage, posted.microbatch))
 
-    def _read_header(self, expected: Expected) -> Flat:
-        """What the next message will look like, without its tensors; where that holds for the rest of the step, it
-        starts where micro-batch 0 does."""
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        self._receive(header).wait()
-        number, uniform, size, first_sample, samples, batch, theirs = header.tolist()
+    def _read_header(self, expected: Expected) -> tuple[Flat, _Room]:
+        """(what the next message will look like, without its tensors; where they are received to). Where that holds for
+        the rest of the step, it starts where micro-batch 0 does."""
+        header, foreseen = self._receive((((_HEADER,), torch.int64),), CPU), None
+        if self._foresight.layout is not None:
+            foreseen = self._receive(self._foresight.layout)
+        header.wait()
+        number, uniform, size, first_sample, samples, batch, theirs = header.tensors[0].tolist()
         if theirs != expected.of:
             raise Disagreement(
                 f"this step has {expected.of} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
                 "give step() and evaluate() the same microbatches= on every rank"
             )
+        if foreseen is not None and (size or self._foresight.layout != _layout(self._specs[number].tensors)):
+            foreseen.wait()
+            foreseen = None
         if size:
-            payload = torch.empty(size, dtype=torch.uint8)
-            self._receive(payload).wait()
-            self._specs.append(pickle.loads(payload.numpy().tobytes()))
+            payload = self._receive((((size,), torch.uint8),), CPU)
+            payload.wait()
+            self._specs.append(pickle.loads(payload.tensors[0].numpy().tobytes()))
+        spec = self._specs[number]
+        self._foresight.learn(spec, bool(uniform))
         start = first_sample - expected.microbatch * samples if uniform else first_sample
-        like = Flat((), self._specs[number], start, samples, batch)
+        like = Flat((), spec, start, samples, batch)
         self.uniform = bool(uniform)
         self._like = like if uniform else None
-        return like
+        return like, foreseen or self._receive(_layout(spec.tensors))
 
-    def _make_room(self, metas: Sequence[Meta]) -> tuple[Tensor, ...]:
-        return tuple(torch.empty(meta.shape, dtype=meta.dtype, device=self._device) for meta in metas)
-
-    def _receive(self, tensor: Tensor) -> dist.Work:
-        return self._group.recv([tensor], self._peer, self._tag)
+    def _receive(self, layout: Layout, device: torch.device | None = None) -> _Room:
+        tensors = _blank(layout, device or self._device)
+        return _Room(tensors, tuple(self._group.recv([tensor], self._peer, self._tag) for tensor in tensors))
 
 
 class Outbox:

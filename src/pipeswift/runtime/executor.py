@@ -123,14 +123,15 @@ class Executor:
                 self._await_arrival(ready, decision.until)
                 continue
             started += 1
-            depth = ready.depth
+            depth = ready.depth if watch else 0
             for action in parts(entry):
                 ready.start(action)
             if parley and parley.leads:
                 parley.say()
                 yield entry, self._lanes.launch(Lane.ALL_TO_ALL, partial(_tell, watch, parley, decision, view, depth))
             else:
-                _tell(watch, None, decision, view, depth)
+                if watch:
+                    _tell(watch, None, decision, view, depth)
                 yield entry, None
             idle_since = clock()
             if watch:

@@ -17,6 +17,7 @@ from pipeswift.runtime.auxiliary import Auxiliary
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
+from pipeswift.runtime.engine import run_backward
 from pipeswift.runtime.exchange import Exchange
 from pipeswift.runtime.seeds import generator_of, mix
 from pipeswift.runtime.shelf import Shelf
@@ -190,7 +191,7 @@ class Stage:
         self.bind(Op.B, microbatch)
         self.auxiliary.during_backward(record.weight)
         if left:
-            torch.autograd.backward(left, tuple(gradients))
+            run_backward(left, gradients)
         if segment == 0:
             forget(record.seeds)
             del self._records[microbatch]

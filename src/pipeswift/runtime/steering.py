@@ -51,7 +51,8 @@ class Steering:
 
     def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None, inbox: Inbox):
         self._peers, self._policy, self._in_flight, self._inbox = peers, policy, in_flight, inbox
-        self._helms: dict[str, Helm] = {}
+        self._helms: dict[str, Helm] = {}  # that adapt
+        self._static: dict[str, Helm] = {}
         self._news: News | None = None
         self._hotline: Hotline | None = None
         self._replanning = Replanning(peers, in_flight) if policy == "replan" else None
@@ -94,12 +95,12 @@ class Steering:
     def helm(self, schedule: Schedule) -> Helm:
         """Who decides in the next step of `schedule`. Every rank must ask, in the same order."""
         if self.static or schedule.forward_only:
-            return Helm(Follow(schedule), slots_of(schedule))
+            return self._followed(schedule)
         if callable(self._policy):
             return self._watched(schedule, self._policy)
         if self._policy == "swift" and self._below(schedule):
             return self._watched(schedule, lambda hint: Swift(hint, self._slots(hint)))
-        return self._helms.get(schedule.fingerprint) or Helm(Follow(schedule), slots_of(schedule))
+        return self._helms.get(schedule.fingerprint) or self._followed(schedule)
 
     def learn(self, schedule: Schedule, trace: Trace, figures: Mapping[str, Figures]) -> None:
         """A step has run, and `trace` and `figures` are this rank's. Every rank must call this."""
@@ -131,6 +132,11 @@ class Steering:
     def _below(self, schedule: Schedule) -> bool:
         """Whether the schedule's own order holds more than it may."""
         return self._in_flight is not None and self._in_flight < max(slots_of(schedule).values())
+
+    def _followed(self, schedule: Schedule) -> Helm:
+        if schedule.fingerprint not in self._static:
+            self._static[schedule.fingerprint] = Helm(Follow(schedule), slots_of(schedule))
+        return self._static[schedule.fingerprint]
 
     def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
         if schedule.fingerprint not in self._helms:

@@ -33,7 +33,7 @@ class Wiring:
             maker = key.boundary if key.product is Product.OUTPUT else key.boundary + 1
             if source == peers.rank:
                 what = f"output of stage {maker}"
-                self.senders[key] = Sender(group, target, tag, self.outbox, what)
+                self.senders[key] = Sender(group, target, tag, self.outbox, what, peers.device)
             elif target == peers.rank:
                 self.receivers[key] = Receiver(group, source, tag, self.inbox, key.product, maker, peers.device)
 
