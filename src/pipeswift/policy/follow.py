@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeswift.ir import Action, Overlap, Schedule, parts
+from pipeswift.ir import Action, Overlap, Schedule
 from pipeswift.policy.base import Decision, Policy, View
 from pipeswift.policy.ready import Ready
 
@@ -18,7 +18,8 @@ class Follow(Policy):
         if view.started == len(order):
             return WAIT
         entry = order[view.started]
-        return Decision(entry) if all(part in ready for part in parts(entry)) else WAIT
+        able = entry in ready if isinstance(entry, Action) else entry.first in ready and entry.second in ready
+        return Decision(entry) if able else WAIT
 
 
 WAIT = Decision(None)

@@ -40,8 +40,7 @@ class Ready:
         self._feeds = _feeds(schedule, [stage for _, stage in self._held])
         self._depth = 0
         self._heads: dict[tuple[Op, tuple[int, int]], Action] = {}  # of the queues, by op and (stage, route)
-        for place in self._free:
-            self._advance(place, tuple(Op))
+        self._moved = {(op, place) for op in Op for place in self._free}  # since heads were last asked for
         self._started: set[Action] = set()
         self._done = 0  # actions at the front of the order that `first` is asked for, all started
         self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
@@ -69,7 +68,7 @@ class Ready:
             self._free[place] -= 1
         elif action.op is Op.I:
             self._weight[place].append(action.microbatch)
-        self._advance(place, _MOVES[action.op])
+        self._moved.add((action.op, place))
 
     def finish(self, action: Action) -> None:
         """The action ended: what it made is here, and what only it needed is not kept."""
@@ -101,6 +100,9 @@ class Ready:
 
     def next_in_line(self) -> Collection[Action]:
         """For each stage and route, the next action of each op, ready or not."""
+        for op, place in self._moved:
+            self._advance(place, _MOVES[op])
+        self._moved.clear()
         return self._heads.values()
 
     def first(self, order: Sequence[Action]) -> Action | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from pipeswift.ir import Action, Op, Product, Schedule
 from pipeswift.program import Kind, Lane, Part, Program, Work
 from pipeswift.runtime.batch import unlike
 from pipeswift.runtime.boundary import Flat, map_tensors
-from pipeswift.runtime.channel import Expected
+from pipeswift.runtime.channel import Expected, Receiver, Sender
 from pipeswift.runtime.exchange import Exchange
 from pipeswift.runtime.lanes import Lanes, Launched
 from pipeswift.runtime.loss import StepLoss
@@ -58,6 +58,7 @@ class Pass:
 
 
 Call = Callable[[Pass], None]
+End = TypeVar("End", Sender, Receiver)
 _TIMED = (Kind.COMPUTE, Kind.WAIT)
 
 
@@ -155,10 +156,11 @@ class Calls:
         return None if self.job.loss is None else self.job.loss(microbatch, output)
 
     def _take(self, product: Product, maker: int) -> Call:
-        boundary = maker if product is Product.OUTPUT else maker - 1
+        boundary, route_of = maker if product is Product.OUTPUT else maker - 1, self._schedule.route_of
+        receivers = self._by_route(self._wiring.receivers, boundary, product)
 
         def take(work: Pass) -> None:
-            receiver = self._wiring.receivers.get(self._key(boundary, product, work.microbatch))
+            receiver = receivers[route_of[work.microbatch]]
             if receiver is None:
                 work.value = self._here.pop((product, maker, work.microbatch))
             else:
@@ -234,9 +236,12 @@ class Calls:
         return wait
 
     def _send_output(self, stage: int) -> Call:
+        senders, route_of = self._by_route(self._wiring.senders, stage, Product.OUTPUT), self._schedule.route_of
+        receivers = self._by_route(self._wiring.receivers, stage, Product.GRADIENT)
+
         def send(work: Pass) -> None:
             output: Flat = work.value
-            sender = self._wiring.senders.get(self._key(stage, Product.OUTPUT, work.microbatch))
+            sender = senders[route_of[work.microbatch]]
             if sender is None:
                 # A copy, since the next stage may change its input in place and this one's graph may need it.
                 copies = tuple(tensor.clone() for tensor in output.tensors)
@@ -244,13 +249,14 @@ class Calls:
                 return
             sender.send(output, self.job.uniform)
             if not self._schedule.forward_only:
-                self._expect_gradients(stage, work.microbatch, output)
+                receiver = receivers[route_of[work.microbatch]]
+                assert receiver is not None
+                self._expect_gradients(receiver, work.microbatch, output)
 
         return send
 
-    def _expect_gradients(self, stage: int, microbatch: int, output: Flat) -> None:
+    def _expect_gradients(self, receiver: Receiver, microbatch: int, output: Flat) -> None:
         """Announces the gradient of an output; of all outputs of the route at once when they are alike."""
-        receiver = self._wiring.receivers[self._key(stage, Product.GRADIENT, microbatch)]
         metas = output.spec.differentiable()
         if not self.job.uniform:
             receiver.expect(Expected(microbatch, metas))
@@ -262,9 +268,11 @@ class Calls:
                     receiver.expect(Expected(i, metas))
 
     def _send_gradient(self, stage: int) -> Call:
+        senders, route_of = self._by_route(self._wiring.senders, stage - 1, Product.GRADIENT), self._schedule.route_of
+
         def send(work: Pass) -> None:
             gradients: tuple[Tensor, ...] = work.value
-            sender = self._wiring.senders.get(self._key(stage - 1, Product.GRADIENT, work.microbatch))
+            sender = senders[route_of[work.microbatch]]
             if sender is None:
                 self._here[Product.GRADIENT, stage, work.microbatch] = gradients
             else:
@@ -272,8 +280,9 @@ class Calls:
 
         return send
 
-    def _key(self, boundary: int, product: Product, microbatch: int) -> ChannelKey:
-        return ChannelKey(boundary, product, self._schedule.route_of[microbatch])
+    def _by_route(self, ends: Mapping[ChannelKey, End], boundary: int, product: Product) -> list[End | None]:
+        """This rank's ends of a boundary's channels; None where both stages are on this rank."""
+        return [ends.get(ChannelKey(boundary, product, route)) for route in range(len(self._schedule.routes))]
 
 
 def join(calls: Sequence[Bound]) -> tuple[Bound, ...]:

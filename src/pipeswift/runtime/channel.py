@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Semaphore, Thread
+from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -121,9 +121,7 @@ class ShapeError(PipeSwiftError):
 class Sender:
     """The sending end of a channel."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str, device: torch.device
-    ):
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str, device: torch.device):
         self._group, self._peer, self._tag, self._outbox, self._what = group, peer, tag, outbox, what
         self._device = device
         self._specs: list[Spec] = []
@@ -209,7 +207,9 @@ class Receiver:
         self._group, self._peer, self._tag, self._inbox, self._device = group, peer, tag, inbox, device
         self._product, self._stage = product, stage
         self._expected: SimpleQueue[Expected | None] = SimpleQueue()
-        self._buffers = Semaphore(POOL)
+        self._buffers: SimpleQueue[None] = SimpleQueue()  # one entry per free one; a semaphore's code is in Python
+        for _ in range(POOL):
+            self._buffers.put(None)
         self._arrived: dict[int, Flat | tuple[Tensor, ...]] = {}
         self._specs: list[Spec] = []
         self._foresight = Foresight()
@@ -226,19 +226,20 @@ class Receiver:
     def take(self, microbatch: int) -> Flat | tuple[Tensor, ...]:
         """What arrived for that micro-batch; the caller owns it, and its place in the pool is free again."""
         value = self._arrived.pop(microbatch)
-        self._buffers.release()
+        self._buffers.put(None)
         return value
 
     def close(self) -> None:
         self._expected.put(None)
-        self._buffers.release()
+        self._buffers.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
         posted: deque[_Posted] = deque()
         with _reporting(self._inbox):
             while True:
-                if self._may_post(ahead=bool(posted)):
+                if not posted or self._may_post_ahead():
+                    self._buffers.get()
                     expected = self._expected.get()
                     if expected is None:
                         return
@@ -248,14 +249,10 @@ class Receiver:
                 else:
                     self._deliver(posted.popleft())
 
-    def _may_post(self, ahead: bool) -> bool:
-        """Whether to post the next receive now; with nothing posted yet, waits until there is room for one."""
-        if not ahead:
-            return self._buffers.acquire()
+    def _may_post_ahead(self) -> bool:
+        """Whether to post another receive before the first one is done."""
         known = self._product is Product.GRADIENT or self._like is not None
-        if not known or self._expected.empty():
-            return False
-        return self._buffers.acquire(blocking=False)
+        return known and not self._expected.empty() and not self._buffers.empty()
 
     def _post(self, expected: Expected) -> _Posted:
         if expected.metas is not None:

@@ -150,7 +150,7 @@ class Executor:
             stage.tail = None
 
     def _run(self, actions: Sequence[Action]) -> None:
-        passes = [Pass(action) for action in actions]
+        passes = tuple(map(Pass, actions))
         for lane, number, call, _ in self._bound[key_of(actions)]:
             if lane is Lane.COMPUTE:
                 start = clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from statistics import median
 
 from pipeswift.ir import Action, Op, Overlap, Schedule, parts
@@ -15,6 +16,7 @@ from pipeswift.runtime.stage import Stage
 from pipeswift.verify import check_collectives
 
 Key = tuple[tuple[int, Op], ...]  # what a program is for: (stage, op) of its pass, or of both of a pair
+_FOR = itemgetter(0, 1)
 WARM_UP = 1  # steps that are not looked at; the next one calibrates
 
 
@@ -39,9 +41,10 @@ class Loom:
 
     def bundles(self, entry: Action | Overlap) -> Sequence[tuple[Action, ...]]:
         """The actions of an entry: those that run as one program together."""
-        actions = parts(entry)
-        woven = any(self._stages[action.stage].exchanges for action in actions)
-        return (actions,) if woven else [(action,) for action in actions]
+        if isinstance(entry, Action):
+            return ((entry,),)
+        woven = any(self._stages[action.stage].exchanges for action in parts(entry))
+        return (parts(entry),) if woven else [(action,) for action in parts(entry)]
 
     def learn(self, recorder: Recorder, calls: Mapping[Key, Sequence[Bound]]) -> bool:
         """After each step: whether pairs are woven anew, on what `recorder` has measured. Once, by all ranks alike.
@@ -97,7 +100,7 @@ class Loom:
 
 def key_of(actions: Sequence[Action]) -> Key:
     """What the program of these actions is filed under."""
-    return tuple((action.stage, action.op) for action in actions)
+    return tuple(map(_FOR, actions))
 
 
 def _of_any(work: Work) -> Work:

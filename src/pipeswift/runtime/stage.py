@@ -178,7 +178,7 @@ class Stage:
             record.seeds += seeds
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
             record.left[segment] = tuple(get_gradient_edge(tensor) for tensor in out.tensors if tensor.requires_grad)
-        return out._replace(tensors=tuple(tensor.detach() for tensor in out.tensors))
+        return flat._replace(tensors=tuple(tensor.detach() for tensor in out.tensors), spec=out.spec)
 
     def backward(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's B: accumulates into the parameters, returns the gradients of what entered, in order.
@@ -253,8 +253,7 @@ class Stage:
         aside, skips.values = skips.values, {}
         if self.tail is not None and segment == len(self.segments) - 1:
             value = self.tail(entry.microbatch, value)
-        out = flatten(Crossing(value, aside) if aside else value)
-        return flat._replace(tensors=out.tensors, spec=out.spec)
+        return flatten(Crossing(value, aside) if aside else value)
 
 
 class _Alias(torch.autograd.Function):
