@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,6 +238,17 @@ def ragged() -> Build:
 
 def ragged_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.square().mean()
+
+
+def test_steps_may_look_unlike_those_before_them(procs: Pool):
+    # After two steps that look alike, the next is received before it is announced: here it looks otherwise half of the
+    # time, with shapes that are new, known, or of another number of micro-batches, and evaluations among them.
+    ready_made = [list(part) for part in zip(batch(2, 3), batch(2, 7), strict=True)]
+    kinds = [step(*batch(4, 5)), step(*batch(4, 6)), step(*ready_made), step(*batch(6, 5), microbatches=3)]
+    kinds += [("evaluate", batch(4, 5), {}), ("evaluate", batch(5, 9), {"microbatches": 5})]
+    pick = Random(0)
+    calls = [call for _ in range(25) for call in [pick.choice(kinds)] * pick.choice((1, 2, 3))]
+    equal_to_one_process(procs, Run(model_of_5, {}, calls), 2, 3)
 
 
 def test_shapes_that_depend_on_data_need_a_word(procs: Pool):
