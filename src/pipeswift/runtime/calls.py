@@ -19,6 +19,7 @@ from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected, Receiver, Sender
 from pipeswift.runtime.exchange import Exchange
 from pipeswift.runtime.lanes import Lanes, Launched
+from pipeswift.runtime.layout import layout_of
 from pipeswift.runtime.loss import StepLoss
 from pipeswift.runtime.recorder import Recorder
 from pipeswift.runtime.stage import Entry, Stage
@@ -257,15 +258,16 @@ class Calls:
 
     def _expect_gradients(self, receiver: Receiver, microbatch: int, output: Flat) -> None:
         """Announces the gradient of an output; of all outputs of the route at once when they are alike."""
-        metas = output.spec.differentiable()
-        if not self.job.uniform:
-            receiver.expect(Expected(microbatch, metas))
-            return
         route_of = self._schedule.route_of
-        if microbatch == route_of.index(route_of[microbatch]):
-            for i, route in enumerate(route_of):
-                if route == route_of[microbatch]:
-                    receiver.expect(Expected(i, metas))
+        if not self.job.uniform:
+            due = [microbatch]
+        elif microbatch == route_of.index(route_of[microbatch]):
+            due = [i for i, route in enumerate(route_of) if route == route_of[microbatch]]
+        else:
+            return
+        layout = layout_of(output.spec.differentiable())
+        for number in due:
+            receiver.expect(Expected(number, layout))
 
     def _send_gradient(self, stage: int) -> Call:
         senders, route_of = self._by_route(self._wiring.senders, stage - 1, Product.GRADIENT), self._schedule.route_of

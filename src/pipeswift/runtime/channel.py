@@ -27,8 +27,9 @@ from torch import Tensor
 
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
-from pipeswift.runtime.boundary import Flat, Meta, Spec, first_difference
+from pipeswift.runtime.boundary import Flat, Spec, first_difference
 from pipeswift.runtime.groups import peer_lost, traffic
+from pipeswift.runtime.layout import Foresight, Layout, blank, layout_of
 from pipeswift.runtime.peers import Disagreement
 
 POOL = 2  # receive buffers per channel
@@ -63,12 +64,12 @@ class Inbox(SimpleQueue):
 
 
 class Expected(NamedTuple):
-    """A message that will come. metas: known for gradients, None where a header says. first: of its step.
+    """A message that will come. layout: known for gradients, None where a header says. first: of its step.
 
     of: the micro-batches of the step, which a header has to confirm."""
 
     microbatch: int
-    metas: tuple[Meta, ...] | None
+    layout: Layout | None
     first: bool = False
     of: int = 0
 
@@ -88,30 +89,6 @@ class _Posted(NamedTuple):
     microbatch: int
     value: Flat | tuple[Tensor, ...]
     room: _Room
-
-
-Layout = tuple[tuple[Sequence[int], torch.dtype], ...]
-
-
-class Foresight:
-    """How the message after the next header will look, by the headers so far: both ends of a channel foresee alike."""
-
-    def __init__(self) -> None:
-        self.layout: Layout | None = None  # None: nothing is foreseen
-        self._last: Layout | None = None
-
-    def learn(self, spec: Spec, uniform: bool) -> None:
-        layout = _layout(spec.tensors) if uniform else None
-        self.layout = layout if layout == self._last else None
-        self._last = layout
-
-
-def _layout(metas: Sequence[Meta]) -> Layout:
-    return tuple((meta.shape, meta.dtype) for meta in metas)
-
-
-def _blank(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in layout)
 
 
 class ShapeError(PipeSwiftError):
@@ -189,9 +166,9 @@ class Sender:
         payload = b"" if known else self._pack(spec)
         header = [number, uniform, len(payload), value.first_sample, value.samples, value.batch, self._microbatches]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
-        foreseen = self._foresight.layout
-        if foreseen is not None and (payload or foreseen != _layout(spec.tensors)):
-            self.send_tensors(_blank(foreseen, self._device))
+        foreseen = self._foresight.next
+        if foreseen is not None and (payload or foreseen != layout_of(spec.tensors)):
+            self.send_tensors(blank(foreseen, self._device))
         self._foresight.learn(spec, uniform)
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
@@ -255,13 +232,13 @@ class Receiver:
         return known and not self._expected.empty() and not self._buffers.empty()
 
     def _post(self, expected: Expected) -> _Posted:
-        if expected.metas is not None:
-            room = self._receive(_layout(expected.metas))
+        if expected.layout is not None:
+            room = self._receive(expected.layout)
             return _Posted(expected.microbatch, room.tensors, room)
-        if self._like is None or expected.first:
+        if self._like is None or self._foresight.now is None or expected.first:
             like, room = self._read_header(expected)
         else:
-            like, room = self._like, self._receive(_layout(self._like.spec.tensors))
+            like, room = self._like, self._receive(self._foresight.now)
         first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
         return _Posted(expected.microbatch, like._replace(tensors=room.tensors, first_sample=first), room)
 
@@ -274,8 +251,8 @@ class Receiver:
         """(what the next message will look like, without its tensors; where they are received to). Where that holds for
         the rest of the step, it starts where micro-batch 0 does."""
         header, foreseen = self._receive((((_HEADER,), torch.int64),), CPU), None
-        if self._foresight.layout is not None:
-            foreseen = self._receive(self._foresight.layout)
+        if self._foresight.next is not None:
+            foreseen = self._receive(self._foresight.next)
         header.wait()
         number, uniform, size, first_sample, samples, batch, theirs = header.tensors[0].tolist()
         if theirs != expected.of:
@@ -283,7 +260,7 @@ class Receiver:
                 f"this step has {expected.of} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
                 "give step() and evaluate() the same microbatches= on every rank"
             )
-        if foreseen is not None and (size or self._foresight.layout != _layout(self._specs[number].tensors)):
+        if foreseen is not None and (size or self._foresight.next != layout_of(self._specs[number].tensors)):
             foreseen.wait()
             foreseen = None
         if size:
@@ -296,10 +273,10 @@ class Receiver:
         like = Flat((), spec, start, samples, batch)
         self.uniform = bool(uniform)
         self._like = like if uniform else None
-        return like, foreseen or self._receive(_layout(spec.tensors))
+        return like, foreseen or self._receive(layout_of(spec.tensors))
 
     def _receive(self, layout: Layout, device: torch.device | None = None) -> _Room:
-        tensors = _blank(layout, device or self._device)
+        tensors = blank(layout, device or self._device)
         return _Room(tensors, tuple(self._group.recv([tensor], self._peer, self._tag) for tensor in tensors))
 
 
