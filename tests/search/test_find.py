@@ -186,6 +186,18 @@ def test_a_second_interrupt_ends_it():
         search(Costs.uniform(2), ranks=2, microbatches=4, watch=press_twice)
 
 
+def test_an_answer_that_is_the_same_everywhere_is_whole_or_none():
+    # Otherwise one rank of a run that plans would go on with an order of its own, and its Ctrl-C would be lost.
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            Costs.uniform(2),
+            ranks=2,
+            microbatches=4,
+            work_limit=50,
+            watch=lambda _: signal.raise_signal(signal.SIGINT),
+        )
+
+
 def test_progress_only_ever_gets_better():
     seen = []
     given = problem(8, 32, TABLE5[1][2:6], memory=TABLE5[1].memory, limit=16 * TABLE5[1].memory[0])

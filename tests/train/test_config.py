@@ -168,6 +168,7 @@ def test_settings_of_schedules_without_flush(tmp_path):
     for override, text in (
         ("pipeline.updates_every=3", "updates_every = 3 does not divide the 8 micro-batches"),
         ("pipeline.weights=2bw", "2bw needs at least as many micro-batches per update as ranks"),
+        ("pipeline.dp=2", "pipeline.dp = 2 replicas reduce gradients at a flush, and pipedream has none: use"),
         ("train.accumulate=2", "train.accumulate = 2 adds up gradients over flushes, and pipedream has none"),
     ):
         assert text in refusal(tmp_path, "", *asynchronous, override)

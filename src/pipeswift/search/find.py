@@ -68,7 +68,8 @@ def search(
     objective: the longest span, or the makespan (as in `trace`). placement: where the `ranks * chunks` stages are.
     memory_limit: the most that a rank may hold, in the unit of `costs.memory`, which may count activations or bytes.
     time_limit: seconds; a search ends earlier when the best is proved, or, with the best so far, on Ctrl-C.
-    work_limit: so many orders to try instead, and no solver: the same answer every time and everywhere.
+    work_limit: so many orders to try instead, and no solver: the same answer every time and everywhere, or, on Ctrl-C,
+        none (KeyboardInterrupt).
     variability: above 0, the objective is the mean over seeded draws in which the seconds of each (stage, micro-batch)
         vary by a log-normal factor of mean 1 and this sigma.
     workers: threads of the solver; all cores by default. watch: told whenever something better is found.
@@ -85,6 +86,8 @@ def search(
     solving = small and not variability and work_limit is None
     with noticed() as best.stopped:
         _search(problem, best, solving, workers or os.cpu_count() or 1)
+    if work_limit is not None and best.stopped():
+        raise KeyboardInterrupt
     return _found(best)
 
 

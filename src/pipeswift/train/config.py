@@ -338,6 +338,11 @@ def _check_flush(config: Config, schedule: Schedule) -> None:
             versions(schedule, pipeline.weights or "stash", pipeline.updates_every or 1)
         except VersionError as error:
             raise ConfigError(f"pipeline.updates_every, pipeline.weights: {error}") from error
+        if pipeline.dp > 1:
+            raise ConfigError(
+                f"pipeline.dp = {pipeline.dp} replicas reduce gradients at a flush, and {pipeline.schedule} has none: "
+                "use pipeline.dp = 1"
+            )
         if train.accumulate > 1:
             raise ConfigError(
                 f"train.accumulate = {train.accumulate} adds up gradients over flushes, and {pipeline.schedule} has "
