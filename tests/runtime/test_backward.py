@@ -86,6 +86,7 @@ LAYERS = {
     "TorchScript": lambda: torch.jit.script(nn.Linear(16, 16)),  # was refused: it takes no hooks
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
+    "under vmap": lambda: Mapped(16, 16),  # was refused: a function in two halves knows no transforms
     "unused parameter": lambda: unused(nn.Linear(16, 16)),
     "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()), backend="eager"),
     "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
@@ -127,6 +128,11 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.Function.apply(x)
+
+
+class Mapped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(super().forward)(x)
 
 
 class Checkpointed(nn.Module):

@@ -240,7 +240,33 @@ def ragged_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.square().mean()
 
 
-def test_steps_may_look_unlike_those_before_them(procs: Pool):
+class Kinds(Block):
+    """What it hands on depends on the length: other containers, plain values, and tensors of no elements."""
+
+    def forward(self, value: Any) -> Any:
+        h = super().forward(of_kinds(value))
+        kinds = {
+            5: {"h": h, "nothing": h[:, :0], "numbers": torch.arange(7)},
+            6: {"h": h, "flags": torch.tensor([True, False]), "length": 6},
+        }
+        return kinds.get(h.shape[1], h)
+
+
+class KindsHead(Head):
+    def forward(self, value: Any) -> Tensor:
+        return super().forward(of_kinds(value))
+
+
+def of_kinds(value: Any) -> Tensor:
+    return value["h"] if isinstance(value, dict) else value
+
+
+def model_of_kinds() -> Build:
+    return [Embed, lambda: Kinds(0), lambda: Kinds(1), KindsHead]
+
+
+@pytest.mark.parametrize("model", [model_of_5, model_of_kinds])
+def test_steps_may_look_unlike_those_before_them(procs: Pool, model: Callable[[], Build]):
     # After two steps that look alike, the next is received before it is announced: here it looks otherwise half of the
     # time, with shapes that are new, known, or of another number of micro-batches, and evaluations among them.
     ready_made = [list(part) for part in zip(batch(2, 3), batch(2, 7), strict=True)]
@@ -248,7 +274,7 @@ def test_steps_may_look_unlike_those_before_them(procs: Pool):
     kinds += [("evaluate", batch(4, 5), {}), ("evaluate", batch(5, 9), {"microbatches": 5})]
     pick = Random(0)
     calls = [call for _ in range(25) for call in [pick.choice(kinds)] * pick.choice((1, 2, 3))]
-    equal_to_one_process(procs, Run(model_of_5, {}, calls), 2, 3)
+    equal_to_one_process(procs, Run(model, {}, calls), 2, 3)
 
 
 def test_shapes_that_depend_on_data_need_a_word(procs: Pool):

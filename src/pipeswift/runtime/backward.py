@@ -53,7 +53,7 @@ _WHOLE = Ledger()  # of backwards that are never cut in two
 @torch.no_grad()
 def weight_gradients(pendings: Sequence[Pending]) -> None:
     """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
-    last = {id(w): (n, i) for n, pending in enumerate(pendings) for i, w in enumerate(pending.parameters)}  # uses
+    last_use = {id(w): (n, i) for n, pending in enumerate(pendings) for i, w in enumerate(pending.parameters)}
     sums: dict[int, Tensor] = {}
     for n, pending in enumerate(pendings):
         for i, (parameter, gradient) in enumerate(zip(pending.parameters, pending.gradients(), strict=True)):
@@ -64,7 +64,7 @@ def weight_gradients(pendings: Sequence[Pending]) -> None:
                 if gradient.dtype != parameter.dtype:
                     gradient = gradient.to(parameter.dtype)
                 sums[key] = sums[key] + gradient if key in sums else gradient
-            if last[key] == (n, i) and key in sums:  # at once, while it lies in the cache
+            if last_use[key] == (n, i) and key in sums:  # at once, while it lies in the cache
                 _accumulate(parameter, sums.pop(key))
 
 
@@ -133,7 +133,9 @@ class _Split(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = find(func, args, kwargs) if torch.is_grad_enabled() else None
+        # Inside torch.func's transforms, a function of two halves would have to say what it is to each of them.
+        transformed = torch._C._are_functorch_transforms_active()
+        found = find(func, args, kwargs) if torch.is_grad_enabled() and not transformed else None
         if found is None:
             return func(*args, **kwargs)
         rule, x, weights = found

@@ -18,8 +18,8 @@ from pipeswift.runtime.batch import unlike
 from pipeswift.runtime.boundary import Flat, map_tensors
 from pipeswift.runtime.channel import Expected, Receiver, Sender
 from pipeswift.runtime.exchange import Exchange
+from pipeswift.runtime.foresight import shapes_of
 from pipeswift.runtime.lanes import Lanes, Launched
-from pipeswift.runtime.layout import layout_of
 from pipeswift.runtime.loss import StepLoss
 from pipeswift.runtime.recorder import Recorder
 from pipeswift.runtime.stage import Entry, Stage
@@ -59,7 +59,7 @@ class Pass:
 
 
 Call = Callable[[Pass], None]
-End = TypeVar("End", Sender, Receiver)
+ChannelEnd = TypeVar("ChannelEnd", Sender, Receiver)
 _TIMED = (Kind.COMPUTE, Kind.WAIT)
 
 
@@ -157,11 +157,11 @@ class Calls:
         return None if self.job.loss is None else self.job.loss(microbatch, output)
 
     def _take(self, product: Product, maker: int) -> Call:
-        boundary, route_of = maker if product is Product.OUTPUT else maker - 1, self._schedule.route_of
-        receivers = self._by_route(self._wiring.receivers, boundary, product)
+        boundary = maker if product is Product.OUTPUT else maker - 1
+        receivers = self._by_microbatch(self._wiring.receivers, boundary, product)
 
         def take(work: Pass) -> None:
-            receiver = receivers[route_of[work.microbatch]]
+            receiver = receivers[work.microbatch]
             if receiver is None:
                 work.value = self._here.pop((product, maker, work.microbatch))
             else:
@@ -237,12 +237,12 @@ class Calls:
         return wait
 
     def _send_output(self, stage: int) -> Call:
-        senders, route_of = self._by_route(self._wiring.senders, stage, Product.OUTPUT), self._schedule.route_of
-        receivers = self._by_route(self._wiring.receivers, stage, Product.GRADIENT)
+        senders = self._by_microbatch(self._wiring.senders, stage, Product.OUTPUT)
+        receivers = self._by_microbatch(self._wiring.receivers, stage, Product.GRADIENT)
 
         def send(work: Pass) -> None:
             output: Flat = work.value
-            sender = senders[route_of[work.microbatch]]
+            sender = senders[work.microbatch]
             if sender is None:
                 # A copy, since the next stage may change its input in place and this one's graph may need it.
                 copies = tuple(tensor.clone() for tensor in output.tensors)
@@ -250,13 +250,11 @@ class Calls:
                 return
             sender.send(output, self.job.uniform)
             if not self._schedule.forward_only:
-                receiver = receivers[route_of[work.microbatch]]
-                assert receiver is not None
-                self._expect_gradients(receiver, work.microbatch, output)
+                self._expect_gradients(receivers, work.microbatch, output)
 
         return send
 
-    def _expect_gradients(self, receiver: Receiver, microbatch: int, output: Flat) -> None:
+    def _expect_gradients(self, receivers: Sequence[Receiver | None], microbatch: int, output: Flat) -> None:
         """Announces the gradient of an output; of all outputs of the route at once when they are alike."""
         route_of = self._schedule.route_of
         if not self.job.uniform:
@@ -265,16 +263,18 @@ class Calls:
             due = [i for i, route in enumerate(route_of) if route == route_of[microbatch]]
         else:
             return
-        layout = layout_of(output.spec.differentiable())
+        shapes = shapes_of(output.spec.differentiable())
+        receiver = receivers[microbatch]
+        assert receiver is not None, "what goes to another rank comes back from there"
         for number in due:
-            receiver.expect(Expected(number, layout))
+            receiver.expect(Expected(number, shapes))
 
     def _send_gradient(self, stage: int) -> Call:
-        senders, route_of = self._by_route(self._wiring.senders, stage - 1, Product.GRADIENT), self._schedule.route_of
+        senders = self._by_microbatch(self._wiring.senders, stage - 1, Product.GRADIENT)
 
         def send(work: Pass) -> None:
             gradients: tuple[Tensor, ...] = work.value
-            sender = senders[route_of[work.microbatch]]
+            sender = senders[work.microbatch]
             if sender is None:
                 self._here[Product.GRADIENT, stage, work.microbatch] = gradients
             else:
@@ -282,9 +282,11 @@ class Calls:
 
         return send
 
-    def _by_route(self, ends: Mapping[ChannelKey, End], boundary: int, product: Product) -> list[End | None]:
-        """This rank's ends of a boundary's channels; None where both stages are on this rank."""
-        return [ends.get(ChannelKey(boundary, product, route)) for route in range(len(self._schedule.routes))]
+    def _by_microbatch(
+        self, ends: Mapping[ChannelKey, ChannelEnd], boundary: int, product: Product
+    ) -> list[ChannelEnd | None]:
+        """This rank's end of the channel by which each crosses a boundary; None where both stages are on this rank."""
+        return [ends.get(ChannelKey(boundary, product, route)) for route in self._schedule.route_of]
 
 
 def join(calls: Sequence[Bound]) -> tuple[Bound, ...]:

@@ -28,16 +28,18 @@ from torch import Tensor
 from pipeswift.errors import PipeSwiftError
 from pipeswift.ir import Product
 from pipeswift.runtime.boundary import Flat, Spec, first_difference
+from pipeswift.runtime.foresight import Foresight, Shapes, blank, shapes_of
 from pipeswift.runtime.groups import peer_lost, traffic
-from pipeswift.runtime.layout import Foresight, Layout, blank, layout_of
 from pipeswift.runtime.peers import Disagreement
 
 POOL = 2  # receive buffers per channel
 SENT = 4  # messages that may be kept after their delivery, per rank
 
-# A header: the spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the
-# micro-batch's first sample, its number of samples, that of the mini-batch, the step's number of micro-batches.
-_HEADER = 7
+SPECS = 64  # that both ends of a channel remember
+
+# The spec's number, whether it holds for the rest of the step, how many bytes of pickled spec follow, the micro-batch's
+# first sample, its number of samples, that of the mini-batch, the step's number of micro-batches.
+HEADER: Shapes = (((7,), torch.int64),)
 CPU = torch.device("cpu")
 
 
@@ -64,12 +66,12 @@ class Inbox(SimpleQueue):
 
 
 class Expected(NamedTuple):
-    """A message that will come. layout: known for gradients, None where a header says. first: of its step.
+    """A message that will come. shapes: known for gradients, None where a header says. first: of its step.
 
     of: the micro-batches of the step, which a header has to confirm."""
 
     microbatch: int
-    layout: Layout | None
+    shapes: Shapes | None
     first: bool = False
     of: int = 0
 
@@ -101,7 +103,8 @@ class Sender:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, outbox: Outbox, what: str, device: torch.device):
         self._group, self._peer, self._tag, self._outbox, self._what = group, peer, tag, outbox, what
         self._device = device
-        self._specs: list[Spec] = []
+        self._specs: dict[int, Spec] = {}
+        self._made = 0  # specs so far
         self._foresight = Foresight()
         self._current: Spec | None = None
         self._uniform = False
@@ -158,18 +161,19 @@ class Sender:
 
     def _announce(self, value: Flat, uniform: bool) -> None:
         spec = value.spec
-        number = next((i for i, earlier in enumerate(self._specs) if self._same(spec, earlier)), None)
+        number = next((i for i, earlier in self._specs.items() if self._same(spec, earlier)), None)
         known = number is not None
         if number is None:
-            number = len(self._specs)
-            self._specs.append(spec)
+            number = self._made % SPECS
+            self._specs[number] = spec
+            self._made += 1
         payload = b"" if known else self._pack(spec)
         header = [number, uniform, len(payload), value.first_sample, value.samples, value.batch, self._microbatches]
         self.send_tensors([torch.tensor(header, dtype=torch.int64)])
         foreseen = self._foresight.next
-        if foreseen is not None and (payload or foreseen != layout_of(spec.tensors)):
+        if foreseen is not None and not self._foresight.comes_true(spec if known else None):
             self.send_tensors(blank(foreseen, self._device))
-        self._foresight.learn(spec, uniform)
+        self._foresight.learn(spec, uniform, known)
         if payload:
             self.send_tensors([torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
         self._current, self._uniform = spec, uniform
@@ -188,7 +192,7 @@ class Receiver:
         for _ in range(POOL):
             self._buffers.put(None)
         self._arrived: dict[int, Flat | tuple[Tensor, ...]] = {}
-        self._specs: list[Spec] = []
+        self._specs: dict[int, Spec] = {}
         self._foresight = Foresight()
         self._like: Flat | None = None  # what all messages of this step look like
         self.uniform = False
@@ -221,7 +225,7 @@ class Receiver:
                     if expected is None:
                         return
                     posted.append(self._post(expected))
-                    if expected.first:  # it comes with its header, and somebody may wait for it
+                    if expected.first:  # before the next is posted: the executor has nothing else to do yet
                         self._deliver(posted.popleft())
                 else:
                     self._deliver(posted.popleft())
@@ -232,13 +236,13 @@ class Receiver:
         return known and not self._expected.empty() and not self._buffers.empty()
 
     def _post(self, expected: Expected) -> _Posted:
-        if expected.layout is not None:
-            room = self._receive(expected.layout)
+        if expected.shapes is not None:
+            room = self._receive(expected.shapes)
             return _Posted(expected.microbatch, room.tensors, room)
-        if self._like is None or self._foresight.now is None or expected.first:
+        if self._like is None or expected.first:
             like, room = self._read_header(expected)
         else:
-            like, room = self._like, self._receive(self._foresight.now)
+            like, room = self._like, self._receive(shapes_of(self._like.spec.tensors))
         first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
         return _Posted(expected.microbatch, like._replace(tensors=room.tensors, first_sample=first), room)
 
@@ -250,9 +254,8 @@ class Receiver:
     def _read_header(self, expected: Expected) -> tuple[Flat, _Room]:
         """(what the next message will look like, without its tensors; where they are received to). Where that holds for
         the rest of the step, it starts where micro-batch 0 does."""
-        header, foreseen = self._receive((((_HEADER,), torch.int64),), CPU), None
-        if self._foresight.next is not None:
-            foreseen = self._receive(self._foresight.next)
+        header = self._receive(HEADER, CPU)
+        foreseen = self._receive(self._foresight.next) if self._foresight.next is not None else None
         header.wait()
         number, uniform, size, first_sample, samples, batch, theirs = header.tensors[0].tolist()
         if theirs != expected.of:
@@ -260,23 +263,23 @@ class Receiver:
                 f"this step has {expected.of} micro-batches here, but {theirs} on the rank of stage {self._stage}: "
                 "give step() and evaluate() the same microbatches= on every rank"
             )
-        if foreseen is not None and (size or self._foresight.next != layout_of(self._specs[number].tensors)):
+        if foreseen is not None and not self._foresight.comes_true(None if size else self._specs[number]):
             foreseen.wait()
             foreseen = None
         if size:
             payload = self._receive((((size,), torch.uint8),), CPU)
             payload.wait()
-            self._specs.append(pickle.loads(payload.tensors[0].numpy().tobytes()))
+            self._specs[number] = pickle.loads(payload.tensors[0].numpy().tobytes())
         spec = self._specs[number]
-        self._foresight.learn(spec, bool(uniform))
+        self._foresight.learn(spec, bool(uniform), known=not size)
         start = first_sample - expected.microbatch * samples if uniform else first_sample
         like = Flat((), spec, start, samples, batch)
         self.uniform = bool(uniform)
         self._like = like if uniform else None
-        return like, foreseen or self._receive(layout_of(spec.tensors))
+        return like, foreseen or self._receive(shapes_of(spec.tensors))
 
-    def _receive(self, layout: Layout, device: torch.device | None = None) -> _Room:
-        tensors = blank(layout, device or self._device)
+    def _receive(self, shapes: Shapes, device: torch.device | None = None) -> _Room:
+        tensors = blank(shapes, device or self._device)
         return _Room(tensors, tuple(self._group.recv([tensor], self._peer, self._tag) for tensor in tensors))
 
 

@@ -123,7 +123,7 @@ class Executor:
                 self._await_arrival(ready, decision.until)
                 continue
             started += 1
-            depth = ready.depth if watch else 0
+            depth = ready.depth
             for action in parts(entry):
                 ready.start(action)
             if parley and parley.leads:

@@ -16,7 +16,7 @@ from pipeswift.runtime.stage import Stage
 from pipeswift.verify import check_collectives
 
 Key = tuple[tuple[int, Op], ...]  # what a program is for: (stage, op) of its pass, or of both of a pair
-_FOR = itemgetter(0, 1)
+_STAGE_AND_OP = itemgetter(0, 1)
 WARM_UP = 1  # steps that are not looked at; the next one calibrates
 
 
@@ -100,7 +100,7 @@ class Loom:
 
 def key_of(actions: Sequence[Action]) -> Key:
     """What the program of these actions is filed under."""
-    return tuple(map(_FOR, actions))
+    return tuple(map(_STAGE_AND_OP, actions))
 
 
 def _of_any(work: Work) -> Work:

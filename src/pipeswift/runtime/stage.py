@@ -191,7 +191,7 @@ class Stage:
         self.bind(Op.B, microbatch)
         self.auxiliary.during_backward(record.weight)
         if left:
-            run_backward(left, gradients)
+            run_backward(left, tuple(gradients))
         if segment == 0:
             forget(record.seeds)
             del self._records[microbatch]

@@ -51,8 +51,8 @@ class Steering:
 
     def __init__(self, peers: Peers, policy: str | Callable[[Schedule], Policy], in_flight: int | None, inbox: Inbox):
         self._peers, self._policy, self._in_flight, self._inbox = peers, policy, in_flight, inbox
-        self._helms: dict[str, Helm] = {}  # that adapt
-        self._static: dict[str, Helm] = {}
+        self._helms: dict[str, Helm] = {}  # that adapt, by the schedule's fingerprint
+        self._following: dict[str, Helm] = {}  # its own order
         self._news: News | None = None
         self._hotline: Hotline | None = None
         self._replanning = Replanning(peers, in_flight) if policy == "replan" else None
@@ -134,9 +134,9 @@ class Steering:
         return self._in_flight is not None and self._in_flight < max(slots_of(schedule).values())
 
     def _followed(self, schedule: Schedule) -> Helm:
-        if schedule.fingerprint not in self._static:
-            self._static[schedule.fingerprint] = Helm(Follow(schedule), slots_of(schedule))
-        return self._static[schedule.fingerprint]
+        if schedule.fingerprint not in self._following:
+            self._following[schedule.fingerprint] = Helm(Follow(schedule), slots_of(schedule))
+        return self._following[schedule.fingerprint]
 
     def _watched(self, schedule: Schedule, make: Callable[[Schedule], Policy]) -> Helm:
         if schedule.fingerprint not in self._helms:

@@ -50,7 +50,7 @@ class Wiring:
                 mine = [i for i, route in enumerate(schedule.route_of) if route == key.route]
                 for microbatch in mine:
                     first = microbatch == mine[0]
-                    receiver.expect(Expected(microbatch, layout=None, first=first, of=schedule.num_microbatches))
+                    receiver.expect(Expected(microbatch, shapes=None, first=first, of=schedule.num_microbatches))
 
     def end(self) -> None:
         """A step is over, and this rank has all that it expected."""
