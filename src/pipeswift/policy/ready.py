@@ -6,7 +6,7 @@ The simulator's event loop and the runtime's executor feed the same object, so a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pipeswift.ir import MAKES, Action, Op, Product, Schedule, needs, parts
 
@@ -39,6 +39,9 @@ class Ready:
         self._queues = (self._forward, self._backward, self._weight, self._backward)  # by op
         self._feeds = _feeds(schedule, [stage for _, stage in self._held])
         self._depth = 0
+        self._heads: dict[tuple[Op, tuple[int, int]], Action] = {}  # of the queues, by op and (stage, route)
+        for place in self._free:
+            self._advance(place, tuple(Op))
         self._started: set[Action] = set()
         self._done = 0  # actions at the front of the order that `first` is asked for, all started
         self._closing = (Op.F,) if schedule.forward_only else (Op.W, Op.B)
@@ -66,6 +69,7 @@ class Ready:
             self._free[place] -= 1
         elif action.op is Op.I:
             self._weight[place].append(action.microbatch)
+        self._advance(place, _MOVES[action.op])
 
     def finish(self, action: Action) -> None:
         """The action ended: what it made is here, and what only it needed is not kept."""
@@ -97,12 +101,7 @@ class Ready:
 
     def next_in_line(self) -> Collection[Action]:
         """For each stage and route, the next action of each op, ready or not."""
-        return [
-            Action(stage, op, queue[0])
-            for op, queues in zip(Op, self._queues, strict=True)
-            for (stage, _), queue in queues.items()
-            if queue
-        ]
+        return self._heads.values()
 
     def first(self, order: Sequence[Action]) -> Action | None:
         """The first of `order` that has not started; ask with one order only, since the search goes on where it was."""
@@ -126,6 +125,13 @@ class Ready:
         """Whether what that stage made of that micro-batch is here."""
         return (product, stage, microbatch) in self._here
 
+    def _advance(self, place: tuple[int, int], ops: Iterable[Op]) -> None:
+        for op in ops:
+            if queue := self._queues[op][place]:
+                self._heads[op, place] = Action(place[0], op, queue[0])
+            else:
+                self._heads.pop((op, place), None)
+
     def _add(self, product: Product, stage: int, microbatch: int) -> None:
         self._here.add((product, stage, microbatch))
         self._depth += (product, stage) in self._feeds
@@ -140,6 +146,9 @@ class Ready:
 
     def free_slots(self, stage: int, route: int) -> int:
         return self._free[stage, route]
+
+
+_MOVES = ((Op.F,), (Op.I, Op.B, Op.W), (Op.W,), (Op.I, Op.B))  # by the op that starts, those whose next is another
 
 
 def _feeds(schedule: Schedule, held: list[int]) -> frozenset[tuple[Product, int]]:
