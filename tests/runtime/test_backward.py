@@ -323,6 +323,22 @@ def test_autocast_keeps_its_bits_too():
     assert same(*({n: p.grad for n, p in layer.named_parameters()} for layer in layers))
 
 
+def test_a_weight_used_thrice_under_autocast_sums_its_gradients_in_its_own_type():
+    # So does a whole backward where autocast casts the weight for each use; where it casts it once, its sum is narrow.
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers.append(thrice(nn.Linear(16, 16)))
+    halved = Halved(layers[1])
+    for x in samples():
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            fused(layers[0], x)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, pendings = halved(x)
+        weight_gradients(pendings)
+    assert same(*({n: p.grad for n, p in layer.named_parameters()} for layer in layers))
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_recomputation_happens_once_for_i_and_w_together(use_reentrant: bool):
     # Case 8.2: at most two forwards per micro-batch.
