@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from pipeswift.ir import Action, Op
 from pipeswift.moe.rehearsal import LEAST, REPEAT, SHARES, Load, gradients_aside, seconds_of
@@ -24,7 +24,7 @@ from pipeswift.moe.routed import Routed
 from pipeswift.program import LOCAL, WHOLE, BlockCosts, Form, Grain, Lane, Line, Part, Work
 from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
 from pipeswift.runtime.boundary import Flat, unflatten
-from pipeswift.runtime.engine import run_backward
+from pipeswift.runtime.engine import edge_of, run_backward
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes, handshake
 from pipeswift.runtime.seeds import seeded
@@ -322,7 +322,7 @@ def _forward(x: Tensor, layer: Any) -> tuple[Tensor, Node | None]:
         return layer(x), None
     leaf = x.detach().requires_grad_()
     made = layer(leaf)
-    return made.detach(), Node(leaf, get_gradient_edge(made))
+    return made.detach(), Node(leaf, edge_of(made))
 
 
 def _routed(flat: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeswift.ir import Action, Overlap, Schedule
+from pipeswift.ir import Overlap, Schedule
 from pipeswift.policy.base import Decision, Policy, View
 from pipeswift.policy.ready import Ready
 
@@ -11,15 +11,22 @@ class Follow(Policy):
     """Starts the next entry of each rank's order; waits while that entry is not ready, whatever else is."""
 
     def __init__(self, schedule: Schedule):
-        self._orders: tuple[tuple[Action | Overlap, ...], ...] = tuple(tuple(order) for order in schedule.orders)
+        self._orders = schedule.orders
+        self._decisions: dict[int, tuple[Decision, ...]] = {}  # by rank, of those that have asked
 
     def next(self, ready: Ready, view: View) -> Decision:
-        order = self._orders[view.rank]
-        if view.started == len(order):
+        decisions = self._decisions.get(view.rank) or self._decided(view.rank)
+        if view.started == len(decisions):
             return WAIT
-        entry = order[view.started]
-        able = entry in ready if isinstance(entry, Action) else entry.first in ready and entry.second in ready
-        return Decision(entry) if able else WAIT
+        decision = decisions[view.started]
+        entry = decision.entry
+        assert entry is not None
+        able = entry.first in ready and entry.second in ready if isinstance(entry, Overlap) else entry in ready
+        return decision if able else WAIT
+
+    def _decided(self, rank: int) -> tuple[Decision, ...]:
+        self._decisions[rank] = tuple(map(Decision, self._orders[rank]))
+        return self._decisions[rank]
 
 
 WAIT = Decision(None)

@@ -184,18 +184,20 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,), (gradient,) = ctx.saved_tensors, gradients
-        rule, weights, pendings = ctx.rule, ctx.weights, ctx.ledger.pendings
+        rule, weights, ledger = ctx.rule, ctx.weights, ctx.ledger
         _, _, to_x, *to_weights = ctx.needs_input_grad
-        used = map(ctx.ledger.stand_in, weights) if ctx.ledger.stand_ins else weights
+        used = map(ledger.stand_in, weights) if ledger.stand_ins else weights
         made = rule.input(gradient, x, *(_cast(weight, x.dtype) for weight in used)) if to_x else None
+        none = (None,) * len(weights)
+        if not any(to_weights):
+            return None, None, made, *none
+        trained = tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
         # Detached, since what leads back to the graph would keep it alive until W.
-        left = Pending(
-            rule, gradient, x.detach(), tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
-        )
-        if pendings is None or not any(to_weights):
-            return None, None, made, *(left.gradients() if any(to_weights) else (None for _ in weights))
-        pendings.append(left)
-        return None, None, made, *(None for _ in weights)
+        left = Pending(rule, gradient, x.detach(), trained)
+        if ledger.pendings is None:
+            return None, None, made, *left.gradients()
+        ledger.pendings.append(left)
+        return None, None, made, *none
 
 
 def _cast(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

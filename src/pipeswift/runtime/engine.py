@@ -1,9 +1,24 @@
-"""The way into autograd's engine."""
+"""The way into autograd's engine: where a gradient enters the graph, and how a backward starts there."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+
+def edge_of(tensor: Tensor) -> GradientEdge:
+    """Where the gradient of `tensor`, which needs one, enters the graph; it keeps the graph alive, and no value.
+
+    The node of a custom function, held from Python, does not keep its graph alive, and a leaf has none: that of a view
+    stands in.
+    """
+    node = tensor.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):
+        node = tensor.view_as(tensor).grad_fn
+        assert node is not None, "made where gradients are recorded"
+        return GradientEdge(node, 0)
+    return GradientEdge(node, tensor.output_nr)
 
 
 def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:

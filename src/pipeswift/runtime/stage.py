@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from pipeswift.ir import Op
 from pipeswift.program import WHOLE, Form, Grain
@@ -17,7 +17,7 @@ from pipeswift.runtime.auxiliary import Auxiliary
 from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
-from pipeswift.runtime.engine import run_backward
+from pipeswift.runtime.engine import edge_of, run_backward
 from pipeswift.runtime.exchange import Exchange
 from pipeswift.runtime.seeds import generator_of, mix
 from pipeswift.runtime.shelf import Shelf
@@ -177,7 +177,7 @@ class Stage:
             record = self._records.setdefault(entry.microbatch, Record(len(self.segments), entry.weight))
             record.seeds += seeds
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
-            record.left[segment] = tuple(get_gradient_edge(tensor) for tensor in out.tensors if tensor.requires_grad)
+            record.left[segment] = tuple(edge_of(tensor) for tensor in out.tensors if tensor.requires_grad)
         return flat._replace(tensors=tuple(tensor.detach() for tensor in out.tensors), spec=out.spec)
 
     def backward(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
