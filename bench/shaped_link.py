@@ -115,7 +115,8 @@ AllToAll = Callable[[Tensor, Tensor, dist.ProcessGroup], None]
 def posted(received: Tensor, sent: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """As the runtime does it."""
     group = group or dist.group.WORLD
-    Group(dist.get_rank(group), dist.get_world_size(group), group).all_to_all(received, sent)
+    assert group is not None
+    Group(group.rank(), group.size(), group).all_to_all(received, sent)
 
 
 def own(received: Tensor, sent: Tensor, group: dist.ProcessGroup) -> None:
