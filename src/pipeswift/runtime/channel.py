@@ -239,10 +239,11 @@ class Receiver:
         if expected.shapes is not None:
             room = self._receive(expected.shapes)
             return _Posted(expected.microbatch, room.tensors, room)
-        if self._like is None or expected.first:
+        like, shapes = self._like, self._foresight.now
+        if like is None or shapes is None or expected.first:
             like, room = self._read_header(expected)
         else:
-            like, room = self._like, self._receive(shapes_of(self._like.spec.tensors))
+            room = self._receive(shapes)
         first = like.first_sample + expected.microbatch * like.samples if self.uniform else like.first_sample
         return _Posted(expected.microbatch, like._replace(tensors=room.tensors, first_sample=first), room)
 

@@ -25,6 +25,6 @@ def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...])
     """What `torch.autograd.backward(edges, gradients)` does, without what that looks at before, in Python.
 
     A gradient must have its output's shape: one that only expands to it is summed without a word. To a process that was
-    asleep those looks cost a tenth of a millisecond, as much as all else that this package does for a pass.
+    asleep those looks cost more than a tenth of a millisecond.
     """
     _engine_run_backward(edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
