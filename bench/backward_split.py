@@ -27,8 +27,11 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch.utils.checkpoint import checkpoint
 
 import harness
-from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
+from pipeswift.runtime.backward import attach
+from pipeswift.runtime.engine import run_backward
 from pipeswift.runtime.footprint import LiveBytes
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import Pending, joined, weight_gradients
 from pipeswift.train.model import Block
 
 WIDTH, BLOCKS, LENGTH = 256, 4, 128
@@ -82,9 +85,8 @@ class Ours:
         return Times(forward, first + second)
 
     def input_gradient(self, y: Any, gradient: Tensor) -> list[Any]:
-        self.ledger.pendings = pendings = []
-        torch.autograd.backward((y,), (gradient,))
-        self.ledger.pendings = None
+        with self.ledger.leaving(None, (y,)) as pendings:
+            run_backward((y,), (gradient,))
         return pendings
 
 

@@ -1,8 +1,6 @@
 """`python -m pipeswift`, the same as the `pipeswift` command."""
 
-import sys
-
-from pipeswift.cli import main
+from pipeswift.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -8,7 +8,10 @@ from torch import nn
 
 from pipeswift.moe import grouped as module
 from pipeswift.moe.grouped import bank, grouped
-from pipeswift.runtime.backward import Ledger, attach, weight_gradients
+from pipeswift.runtime.backward import attach
+from pipeswift.runtime.engine import edge_of, run_backward
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import weight_gradients
 
 SIZES = (3, 0, 5, 2)
 
@@ -85,9 +88,10 @@ def test_weights_wait_for_w_in_a_split_backward():
     y, to_x, *to_weights = run(list(layer.parameters()), x)
     layer.zero_grad()
     attach(layer, ledger)
-    ledger.pendings = pendings = []
     leaf = x.clone().requires_grad_()
-    layer(leaf).backward(torch.ones_like(y).cumsum(0))
+    edge = edge_of(layer(leaf))
+    with ledger.leaving(None, (edge,)) as pendings:
+        run_backward((edge,), (torch.ones_like(y).cumsum(0),))
     assert torch.equal(leaf.grad, to_x)  # pyright: ignore[reportArgumentType]
     assert all(weight.grad is None for weight in layer.parameters())
     weight_gradients(pendings)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from pipeswift import __version__
 from pipeswift.cli import compare, partition, profile, schedules, search, simulate, simulate_moe, train, verify
 from pipeswift.errors import PipeSwiftError
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="pipeswift",
@@ -46,6 +49,18 @@ def _global_options(
     pass
 
 
+def command() -> NoReturn:
+    """The `pipeswift` command."""
+    code = main()
+    if code == INTERRUPTED:
+        # An interrupted run leaves threads of torch's launcher behind; taking the interpreter down around them has
+        # ended in an abort.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
 
@@ -62,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except (PipeSwiftError, typer.TyperException, OSError) as error:
         if debug:
             raise

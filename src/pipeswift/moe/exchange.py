@@ -22,11 +22,13 @@ from pipeswift.ir import Action, Op
 from pipeswift.moe.rehearsal import LEAST, REPEAT, SHARES, Load, gradients_aside, seconds_of
 from pipeswift.moe.routed import Routed
 from pipeswift.program import LOCAL, WHOLE, BlockCosts, Form, Grain, Lane, Line, Part, Work
-from pipeswift.runtime.backward import Ledger, Pending, attach, weight_gradients
+from pipeswift.runtime.backward import attach
 from pipeswift.runtime.boundary import Flat, unflatten
-from pipeswift.runtime.engine import edge_of, run_backward
+from pipeswift.runtime.engine import edge_of, inner, run_backward
 from pipeswift.runtime.groups import Group
 from pipeswift.runtime.lanes import Lanes, handshake
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import Pending, weight_gradients
 from pipeswift.runtime.seeds import seeded
 
 Rows = list[list[Tensor]]  # [rank of the group][local expert]: rows that go there, or that come from there
@@ -250,11 +252,10 @@ class ExpertExchange:
         """The gradient of a unit's input; its weights' gradients wait for W if `deferred`."""
         leaf, edge = transit.nodes.pop(unit)
         if deferred:
-            self._ledger.pendings = transit.pendings[unit] = []
-        try:
+            with self._ledger.leaving(unit, (edge,)) as transit.pendings[unit]:
+                run_backward((edge,), (gradient,))
+        else:
             run_backward((edge,), (gradient,))
-        finally:
-            self._ledger.pendings = None
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     # What they take, without a micro-batch.
@@ -321,7 +322,7 @@ def _forward(x: Tensor, layer: Any) -> tuple[Tensor, Node | None]:
     if not torch.is_grad_enabled():
         return layer(x), None
     leaf = x.detach().requires_grad_()
-    made = layer(leaf)
+    made = layer(inner(leaf))
     return made.detach(), Node(leaf, edge_of(made))
 
 

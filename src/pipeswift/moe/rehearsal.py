@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeswift.ir import Op
-from pipeswift.runtime.backward import Ledger, weight_gradients
+from pipeswift.runtime.engine import edge_of, run_backward
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import weight_gradients
 from pipeswift.runtime.recorder import clock
 
 SHARES = (1.0, 0.5, 0.125)  # of the load, to see what of the time does not shrink with it
@@ -62,11 +64,9 @@ def _passes(layer: Callable[[Tensor], Tensor], rows: Tensor, ledger: Ledger) -> 
         leaf = rows.detach().requires_grad_()
         made = layer(leaf)
         moments.append(clock())
-        ledger.pendings = left = []
-        try:
-            torch.autograd.backward((made,), (made.detach(),))
-        finally:
-            ledger.pendings = None
+        edge = edge_of(made)
+        with ledger.leaving("rehearsal", (edge,)) as left:
+            run_backward((edge,), (made.detach(),))
     moments.append(clock())
     weight_gradients(left)
     moments.append(clock())

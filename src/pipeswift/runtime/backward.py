@@ -8,89 +8,20 @@ matrices) take a form of their own: their backward makes the input's gradient at
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipeswift.runtime.rules import Gradients, Rule, find
-
-
-class Pending(NamedTuple):
-    """Work left for W."""
-
-    rule: Rule
-    gradient: Tensor
-    x: Tensor
-    parameters: tuple[Tensor | None, ...]
-
-    def gradients(self) -> Gradients:
-        weights = tuple(_cast(parameter, self.x.dtype) for parameter in self.parameters)
-        return self.rule.weights(self.gradient, self.x, *weights)
-
-
-class Ledger:
-    """Where a stage's backwards leave their pendings; None: nowhere, weights' gradients are made at once.
-
-    An object that the graph refers to, and no thread-local: on an accelerator backwards run in threads of autograd's.
-
-    stand_ins: by the id of a weight, what the input's gradient is made with instead of it.
-    """
-
-    def __init__(self) -> None:
-        self.pendings: list[Pending] | None = None
-        self.stand_ins: dict[int, Tensor] = {}
-
-    def stand_in(self, weight: Tensor) -> Tensor:
-        return self.stand_ins.get(id(weight), weight)
-
+from pipeswift.runtime.casts import autocast, fitting
+from pipeswift.runtime.engine import task
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import Pending
+from pipeswift.runtime.rules import Rule, find
 
 _WHOLE = Ledger()  # of backwards that are never cut in two
-
-
-@torch.no_grad()
-def weight_gradients(pendings: Sequence[Pending]) -> None:
-    """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
-    last_use = {id(w): (n, i) for n, pending in enumerate(pendings) for i, w in enumerate(pending.parameters)}
-    sums: dict[int, Tensor] = {}
-    for n, pending in enumerate(pendings):
-        for i, (parameter, gradient) in enumerate(zip(pending.parameters, pending.gradients(), strict=True)):
-            if parameter is None:
-                continue
-            key = id(parameter)
-            if gradient is not None:
-                if gradient.dtype != parameter.dtype:
-                    gradient = gradient.to(parameter.dtype)
-                sums[key] = sums[key] + gradient if key in sums else gradient
-            if last_use[key] == (n, i) and key in sums:  # at once, while it lies in the cache
-                _accumulate(parameter, sums.pop(key))
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)
-
-
-def joined(pendings: Sequence[Pending]) -> list[Pending]:
-    """The pendings of several micro-batches, those of one operation on one weight laid together to one product.
-
-    The sum over micro-batches then happens inside the product, so its last bits differ from those of one after another.
-    """
-    groups: dict[Any, list[Pending]] = {}
-    for pending in pendings:
-        alike = pending.rule, pending.x.dtype, tuple(map(id, pending.parameters))
-        groups.setdefault(alike if pending.rule.join else id(pending), []).append(pending)
-    return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
-
-
-def _join(group: Sequence[Pending]) -> Pending:
-    rule, _, _, parameters = group[0]
-    assert rule.join is not None
-    return Pending(rule, rule.join([p.gradient for p in group]), rule.join([p.x for p in group]), parameters)
 
 
 class _Active(threading.local):
@@ -111,7 +42,7 @@ def splitting() -> bool:
 def halves(rule: Rule, x: Tensor, *weights: Tensor | None) -> Tensor:
     """y = rule.forward(x, *weights), with a backward in two halves; in one, where no prepared module's forward runs."""
     ledger = _active.ledgers[-1] if _active.ledgers else _WHOLE
-    return _Halves.apply(ledger, rule, x, *weights)  # pyright: ignore[reportReturnType]
+    return _Halves.apply(ledger, rule, weights, x, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _Split(TorchFunctionMode):
@@ -139,13 +70,15 @@ class _Split(TorchFunctionMode):
         if found is None:
             return func(*args, **kwargs)
         rule, x, weights = found
+        used = weights
         if x.is_floating_point():
             dtypes = {tensor.dtype for tensor in (x, *weights) if tensor is not None}
             if torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes:
-                x = x.to(torch.get_autocast_dtype(x.device.type))
+                narrow = torch.get_autocast_dtype(x.device.type)
+                x, *used = (tensor if tensor is None else autocast(tensor, narrow) for tensor in (x, *weights))
             elif len(dtypes) > 1:
                 return func(*args, **kwargs)  # which says what is wrong
-        return halves(rule, x, *weights)
+        return _Halves.apply(self._ledger, rule, weights, x, *used)
 
 
 def attach(module: nn.Module, ledger: Ledger) -> None:
@@ -176,32 +109,24 @@ def _attach(part: nn.Module, ledger: Ledger) -> None:
 
 class _Halves(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ledger: Ledger, rule: Rule, x: Tensor, *weights: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, ledger: Ledger, rule: Rule, weights: tuple[Tensor | None, ...], x: Tensor, *used: Tensor | None
+    ) -> Tensor:
+        """weights: leaves, or what the backward takes for such. used: these, or casts of them."""
         ctx.ledger, ctx.rule, ctx.weights = ledger, rule, weights
+        ctx.casts = tuple(None if u is None or u is w else u.grad_fn for w, u in zip(weights, used, strict=True))
         ctx.save_for_backward(x)
-        return rule.forward(x, *(_cast(weight, x.dtype) for weight in weights))
+        return rule.forward(x, *(fitting(weight, x.dtype) for weight in used))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,), (gradient,) = ctx.saved_tensors, gradients
         rule, weights, ledger = ctx.rule, ctx.weights, ctx.ledger
-        _, _, to_x, *to_weights = ctx.needs_input_grad
+        _, _, _, to_x, *to_weights = ctx.needs_input_grad
         used = map(ledger.stand_in, weights) if ledger.stand_ins else weights
-        made = rule.input(gradient, x, *(_cast(weight, x.dtype) for weight in used)) if to_x else None
-        none = (None,) * len(weights)
+        made = rule.input(gradient, x, *(fitting(weight, x.dtype) for weight in used)) if to_x else None
         if not any(to_weights):
-            return None, None, made, *none
+            return None, None, None, made, *(None for _ in weights)
         trained = tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
         # Detached, since what leads back to the graph would keep it alive until W.
-        left = Pending(rule, gradient, x.detach(), trained)
-        if ledger.pendings is None:
-            return None, None, made, *left.gradients()
-        ledger.pendings.append(left)
-        return None, None, made, *none
-
-
-def _cast(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A weight as the operation sees it: under autocast its input is narrower than the weight."""
-    if weight is None or weight.dtype == dtype or not dtype.is_floating_point:
-        return weight  # a call of `to` that changes nothing takes as long as the product of a small layer
-    return weight.to(dtype)
+        return None, None, None, made, *ledger.leave(Pending(rule, gradient, x.detach(), trained, ctx.casts, task()))

@@ -21,6 +21,14 @@ def edge_of(tensor: Tensor) -> GradientEdge:
     return GradientEdge(node, tensor.output_nr)
 
 
+def inner(leaf: Tensor) -> Tensor:
+    """A leaf as layers should see it: inside the graph, as it is in one process, where it is no leaf.
+
+    Autocast takes leaves for weights, and sums the gradients of their uses in the narrow type.
+    """
+    return leaf.view_as(leaf) if leaf.requires_grad else leaf
+
+
 def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
     """What `torch.autograd.backward(edges, gradients)` does, without what that looks at before, in Python.
 
@@ -28,3 +36,8 @@ def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...])
     asleep those looks cost more than a tenth of a millisecond.
     """
     _engine_run_backward(edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def task() -> int:
+    """Number of the backward that runs: a backward that is started inside another has one of its own."""
+    return torch._C._current_graph_task_id()

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from pipeswift.ir import Op
-from pipeswift.runtime.backward import Ledger
+from pipeswift.runtime.ledger import Ledger
 from pipeswift.runtime.recorder import clock
 from pipeswift.runtime.weights import Weights
 from pipeswift.trace import Counter

@@ -14,11 +14,13 @@ from torch.autograd.graph import GradientEdge
 from pipeswift.ir import Op
 from pipeswift.program import WHOLE, Form, Grain
 from pipeswift.runtime.auxiliary import Auxiliary
-from pipeswift.runtime.backward import Ledger, Pending, attach, joined, weight_gradients
+from pipeswift.runtime.backward import attach
 from pipeswift.runtime.boundary import Flat, flatten, unflatten
 from pipeswift.runtime.context import Place, forget, mark, skips
-from pipeswift.runtime.engine import edge_of, run_backward
+from pipeswift.runtime.engine import edge_of, inner, run_backward
 from pipeswift.runtime.exchange import Exchange
+from pipeswift.runtime.ledger import Ledger
+from pipeswift.runtime.pending import Pending, joined, weight_gradients
 from pipeswift.runtime.seeds import generator_of, mix
 from pipeswift.runtime.shelf import Shelf
 
@@ -159,7 +161,7 @@ class Stage:
         buffers = self._copies_of_buffers() if self._in_place is None else []
         self.bind(Op.F, entry.microbatch)
         try:
-            out = self._run(segment, entry, flat, tuple(map(_alias, leaves)) if self._in_place else leaves, seeds)
+            out = self._run(segment, entry, flat, tuple(map(_alias if self._in_place else inner, leaves)), seeds)
         except RuntimeError as error:
             if self._in_place or "leaf" not in str(error):
                 raise
@@ -200,15 +202,14 @@ class Stage:
     def input_gradient(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
         assert self.ledger is not None
-        self.ledger.pendings = self._pendings[microbatch, segment] = pendings = []
-        try:
-            return self.backward(segment, microbatch, gradients)
-        finally:
-            self.ledger.pendings = None
-            if segment not in self._told:
-                self._told.add(segment)
-                deferred = [self.ledger.stand_in(w) for left in pendings for w in left.parameters if w is not None]
-                _tell_what_stays_in_i(self.index, dict(self.segments[segment].named_parameters()), deferred)
+        with self.ledger.leaving(segment, self._records[microbatch].left[segment]) as pendings:
+            made = self.backward(segment, microbatch, gradients)
+        self._pendings[microbatch, segment] = pendings
+        if segment not in self._told:
+            self._told.add(segment)
+            deferred = [self.ledger.stand_in(w) for left in pendings for w in left.parameters if w is not None]
+            _tell_what_stays_in_i(self.index, dict(self.segments[segment].named_parameters()), deferred)
+        return made
 
     def weight_gradient(self, segment: int, microbatch: int) -> None:
         """One segment's W: accumulates into the parameters what its I has left."""

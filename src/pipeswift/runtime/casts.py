@@ -1,0 +1,41 @@
+"""Casts as autocast makes them: of a leaf one, for all its uses until the outermost autocast ends.
+
+So the gradients of these uses are summed in the narrow type, before the sum is made wide and added to the leaf's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in the type of the autocast that is on, as an operation inside it would see it."""
+    leaf = tensor.is_leaf and tensor.requires_grad and not tensor._is_view()
+    if leaf and tensor.dtype == torch.float32 and torch.is_autocast_cache_enabled():
+        return _shared(tensor).to(dtype)
+    return tensor.to(dtype)
+
+
+def fitting(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A weight in the type of an operation's input; integers go with weights of any type."""
+    if weight is None or weight.dtype == dtype or not dtype.is_floating_point:
+        return weight  # a call of `to` that changes nothing takes as long as the product of a small layer
+    return weight.to(dtype)
+
+
+def _shared(leaf: Tensor) -> Tensor:
+    """The cast that autocast keeps, out of the graph of an operation on it, since there is no other way to it.
+
+    The operation costs nothing: it multiplies with no elements.
+    """
+    nothing = leaf.new_empty((0,) + (1,) * leaf.dim()).requires_grad_()  # so that the product keeps the cast
+    with saved_tensors_hooks(_as_is, _as_is):  # not in those of a checkpoint, which would run its forward again
+        product = torch.linalg.vecdot(leaf, nothing).grad_fn
+        assert product is not None
+        return product.next_functions[0][0]._saved_self  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _as_is(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,86 @@
+"""Where the backwards of a stage leave for W what can wait, and which gradients cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from pipeswift.runtime.pending import Pending
+from pipeswift.runtime.rules import Gradients
+
+
+class Ledger:
+    """Of one stage. Outside an I nothing is left: weights' gradients are made at once.
+
+    An object that the graph refers to, and no thread-local: on an accelerator backwards run in threads of autograd's.
+
+    stand_ins: by the id of a weight, what the input's gradient is made with instead of it.
+    """
+
+    def __init__(self) -> None:
+        self.stand_ins: dict[int, Tensor] = {}
+        self._pendings: list[Pending] | None = None
+        self._pieces: set[object] = set()  # whose graph it has seen
+        self._at_once: set[int] = set()  # ids of weights whose gradients do not wait
+
+    def stand_in(self, weight: Tensor) -> Tensor:
+        return self.stand_ins.get(id(weight), weight)
+
+    @contextmanager
+    def leaving(self, piece: object, edges: Iterable[GradientEdge]) -> Iterator[list[Pending]]:
+        """Around an I, a backward from `edges` through a piece of the model: what it leaves for W.
+
+        Where rules cover some uses of a weight and not others, all of its gradients are made in I, since nothing else
+        sums them in autograd's order. A piece is searched for such weights once.
+        """
+        if piece not in self._pieces:
+            self._pieces.add(piece)
+            self._at_once.update(self._covered_in_part(edges))
+        self._pendings = pendings = []
+        try:
+            yield pendings
+        finally:
+            self._pendings = None
+
+    def leave(self, pending: Pending) -> Gradients:
+        """Puts down what can wait; the gradients that cannot."""
+        if self._pendings is None:
+            return pending.gradients()
+        waits: Pending | None = pending
+        due = None
+        if self._at_once:
+            waits = pending.of(lambda weight: id(weight) not in self._at_once)
+            due = pending.of(lambda weight: id(weight) in self._at_once)
+        if waits is not None:
+            self._pendings.append(waits)
+        return (None,) * len(pending.parameters) if due is None else due.gradients()
+
+    def _covered_in_part(self, edges: Iterable[GradientEdge]) -> set[int]:
+        """Ids of the weights to which nodes of this ledger and others lead, in the graph behind `edges`."""
+        nodes = _behind(edges)
+        mine = {node for node in nodes if getattr(node, "ledger", None) is self}
+        uses = [use for node in mine for use in zip(node.casts, node.weights, strict=True)]
+        casts = {cast: weight for cast, weight in uses if cast is not None}
+        covered: set[int] = set()
+        others: set[int] = set()
+        for node in nodes - casts.keys():
+            for target, _ in node.next_functions:
+                weight = casts.get(target, getattr(target, "variable", None))
+                if weight is not None:
+                    (covered if node in mine else others).add(id(weight))
+        return covered & others
+
+
+def _behind(edges: Iterable[GradientEdge]) -> set[Any]:
+    """All nodes of the graph that a backward from `edges` would go through."""
+    nodes: set[Any] = {edge.node for edge in edges}
+    left = [*nodes]
+    while left:
+        found = {node for node, _ in left.pop().next_functions if node is not None} - nodes
+        nodes |= found
+        left += found
+    return nodes
