@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,34 +39,35 @@ class Pending(NamedTuple):
 
 @torch.no_grad()
 def weight_gradients(pendings: Sequence[Pending]) -> None:
-    """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does.
-
-    Uses that share a cast of the parameter are summed before it, in the cast's type.
-    """
-    uses = [(p.task, *use) for p in pendings for use in zip(p.parameters, p.casts, strict=True)]
-    narrow = _Sums((task, id(cast)) for task, _, cast in uses)
-    wide = _Sums((task, id(parameter)) for task, parameter, _ in uses)
+    """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
+    sums = _Sums(pendings)
     for pending in pendings:
+        sums.add(pending)  # nothing here holds its gradients: the next ones shall be made where they lay, in the cache
+
+
+class _Sums:
+    """Sums over uses: of a cast in its type, then, of the parameter, in the parameter's; one sum per backward."""
+
+    def __init__(self, pendings: Sequence[Pending]):
+        uses = [(p.task, use) for p in pendings for use in (*p.parameters, *p.casts) if use is not None]
+        self._left = Counter((task, id(use)) for task, use in uses)
+        self._sums: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, pending: Pending) -> None:
+        """A parameter's sum goes to its `.grad` at once when it is complete, while it lies in the cache."""
         for parameter, cast, gradient in zip(pending.parameters, pending.casts, pending.gradients(), strict=True):
             if parameter is None:
                 continue
             if cast is not None:
-                gradient = narrow.add((pending.task, id(cast)), gradient)
+                gradient = self._complete((pending.task, id(cast)), gradient)
             if gradient is not None and gradient.dtype != parameter.dtype:
                 gradient = gradient.to(parameter.dtype)
-            total = wide.add((pending.task, id(parameter)), gradient)
-            if total is not None:  # at once, while it lies in the cache
+            total = self._complete((pending.task, id(parameter)), gradient)
+            if total is not None:
                 _accumulate(parameter, total)
 
-
-class _Sums:
-    """Sums of gradients by key; each comes out at the last use of its key."""
-
-    def __init__(self, uses: Iterable[tuple[int, int]]):
-        self._left = Counter(uses)
-        self._sums: dict[tuple[int, int], Tensor] = {}
-
-    def add(self, key: tuple[int, int], gradient: Tensor | None) -> Tensor | None:
+    def _complete(self, key: tuple[int, int], gradient: Tensor | None) -> Tensor | None:
+        """Adds to the sum of `key`, and gives it out at the last use."""
         self._left[key] -= 1
         if gradient is not None:
             self._sums[key] = self._sums[key] + gradient if key in self._sums else gradient
