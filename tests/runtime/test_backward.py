@@ -87,10 +87,10 @@ LAYERS = {
     "broadcast product": lambda: Product(1, 16, 8),
     "product by keyword": Keyword,
     "TorchScript": lambda: torch.jit.script(nn.Linear(16, 16)),  # was refused: it takes no hooks
-    # W added up what rules had made of such weights, and that to what I had made of them: in another order.
-    "transposed head": lambda: Tied(),
-    "penalty on a gradient": lambda: Penalty(),
-    "weight that goes out": lambda: Outgoing(),
+    # W added its own sum to I's, which is not autograd's order.
+    "transposed head": lambda: Tied(16, 16),
+    "penalty on a gradient": lambda: Penalty(16, 16),
+    "weight that goes out": lambda: Added(16, 16),
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
     "under vmap": lambda: Mapped(16, 16),  # was refused: a function in two halves knows no transforms
@@ -145,9 +145,6 @@ class Mapped(nn.Linear):
 class Tied(nn.Linear):
     """Uses its weight three times, once in a way that no rule covers."""
 
-    def __init__(self) -> None:
-        super().__init__(16, 16)
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x).tanh() @ self.weight.t())
 
@@ -155,18 +152,14 @@ class Tied(nn.Linear):
 class Penalty(nn.Linear):
     """Adds the square of its own gradient."""
 
-    def __init__(self) -> None:
-        super().__init__(16, 16)
-
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x).tanh()
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         return y + slope.square()
 
 
-class Outgoing(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(16, 16)
+class Added(nn.Linear):
+    """Its weight goes out besides."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x).tanh()) + self.weight.sum(0)
@@ -300,9 +293,15 @@ def test_a_use_without_a_gradient_does_not_lose_that_of_another():
     weight, x = nn.Parameter(torch.zeros(2)), torch.ones(2)
     some = Rule(torch.mul, torch.mul, lambda gradient, x, weight: (gradient * x,))
     none = Rule(torch.mul, torch.mul, lambda gradient, x, weight: (None,))
-    weight_gradients([Pending(rule, x, x, (weight,), (None,)) for rule in (some, none)])
+    weight_gradients([Pending(rule, x, x, (weight,), (None,), 0) for rule in (some, none)])
     assert weight.grad is not None
     assert torch.equal(weight.grad, x)
+
+
+def test_a_weight_covered_in_part_leaves_nothing_for_w():
+    layer = Tied(16, 16)
+    _, pendings = Halved(layer)(samples()[0])
+    assert {id(w) for pending in pendings for w in pending.parameters if w is not None} == {id(layer.bias)}
 
 
 def test_the_gradients_that_w_makes_are_those_it_accumulates():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeswift.ir import Schedule
 from pipeswift.runtime import Pipeline, init_mesh
-from pipeswift.runtime.casts import autocast
+from pipeswift.runtime.casts import narrowed
 from pipeswift.schedules import build
 from tests.procs import Pool
 from tests.runtime.models import WIDTH, Embed, Head, batch, plain_loop, same, token_loss
@@ -20,7 +20,7 @@ from tests.runtime.models import WIDTH, Embed, Head, batch, plain_loop, same, to
 class Narrow(nn.Module):
     """Uses its weights several times under one autocast, its input as well: by linears, by a convolution, by others."""
 
-    def __init__(self, index: int, *, cached: bool = True, use_reentrant: bool | None = None):
+    def __init__(self, index: int, use_reentrant: bool | None, cached: bool = True):
         super().__init__()
         torch.manual_seed(index)
         self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -56,20 +56,20 @@ def train(rank: int, world: int, schedule: Schedule, layers: list) -> dict[str, 
 def test_a_cast_is_the_one_that_operations_share(shape: tuple[int, ...]):
     leaf = nn.Parameter(torch.randn(shape))
     with torch.autocast("cpu", torch.bfloat16):
-        one, other = autocast(leaf, torch.bfloat16), autocast(leaf, torch.bfloat16)
+        one, other = narrowed(leaf, torch.bfloat16), narrowed(leaf, torch.bfloat16)
         product = torch.linalg.vecdot(leaf, torch.ones((1,) + (1,) * leaf.dim())).grad_fn.next_functions[0][0]
         assert one.grad_fn is other.grad_fn is product.next_functions[0][0]
         assert torch.equal(one, leaf.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
-        assert autocast(leaf, torch.bfloat16).grad_fn is not one.grad_fn  # each autocast has its own
+        assert narrowed(leaf, torch.bfloat16).grad_fn is not one.grad_fn  # each autocast has its own
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        assert autocast(leaf, torch.bfloat16).grad_fn is not autocast(leaf, torch.bfloat16).grad_fn
+        assert narrowed(leaf, torch.bfloat16).grad_fn is not narrowed(leaf, torch.bfloat16).grad_fn
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
-@pytest.mark.parametrize("use_reentrant", [None, False, True])
-def test_every_schedule_sums_as_one_process_does(procs: Pool, name: str, use_reentrant: bool | None):
-    layers = [Embed, *(partial(Narrow, index, use_reentrant=use_reentrant) for index in range(3)), Head]
+@pytest.mark.parametrize("how", [(None,), (False,), (True,), (None, False)])
+def test_every_schedule_sums_as_one_process_does(procs: Pool, name: str, how: tuple[bool | None, ...]):
+    layers = [Embed, *(partial(Narrow, index, *how) for index in range(3)), Head]
     piped: dict[str, Tensor] = {}
     for part in procs.run(train, build(name, 2, 4), layers, world=2):
         piped |= part

@@ -159,7 +159,7 @@ def test_views_and_layers_that_change_their_input(procs: Pool, chunks: int | Non
 
 
 class InPlaceAfterStatistics(nn.Module):
-    """Updates statistics from its input, and then changes the input in place."""
+    """Counts its inputs, and then changes them in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,8 +179,8 @@ def statistics(rank: int, world: int) -> list[float]:
     return [buffer.item() for stage in pipe.stages.values() for layer in stage.layers() for buffer in layer.buffers()]
 
 
-def test_statistics_count_a_forward_once_that_is_run_again_with_aliases(procs: Pool):
-    # The first forward of such a stage is refused by autograd half-way, after the statistics have been updated.
+def test_a_layer_that_changes_its_input_runs_once_per_micro_batch(procs: Pool):
+    # Autograd refused the first forward half-way, and a second one counted once more.
     assert procs.run(statistics, world=2) == [[], [4.0]]
 
 

@@ -2,7 +2,8 @@
 
 In modules prepared by `attach`, operations on the module's weights (linear, convolution, embedding, products of
 matrices) take a form of their own: their backward makes the input's gradient at once and leaves the weight's to a
-`Pending`, which keeps what that product needs and nothing else. Any other use of a parameter gets its gradient in I.
+`Pending`, which keeps what that product needs and where to sum it. A parameter that is used in any other way, too, gets
+all of its gradient in I.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pipeswift.runtime.casts import autocast, fitting
-from pipeswift.runtime.engine import task
+from pipeswift.runtime.casts import fitting, narrowed
+from pipeswift.runtime.engine import running_backward
 from pipeswift.runtime.ledger import Ledger
 from pipeswift.runtime.pending import Pending
 from pipeswift.runtime.rules import Rule, find
@@ -75,7 +76,7 @@ class _Split(TorchFunctionMode):
             dtypes = {tensor.dtype for tensor in (x, *weights) if tensor is not None}
             if torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes:
                 narrow = torch.get_autocast_dtype(x.device.type)
-                x, *used = (tensor if tensor is None else autocast(tensor, narrow) for tensor in (x, *weights))
+                x, *used = (narrowed(tensor, narrow) for tensor in (x, *weights))
             elif len(dtypes) > 1:
                 return func(*args, **kwargs)  # which says what is wrong
         return _Halves.apply(self._ledger, rule, weights, x, *used)
@@ -129,4 +130,5 @@ class _Halves(torch.autograd.Function):
             return None, None, None, made, *(None for _ in weights)
         trained = tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
         # Detached, since what leads back to the graph would keep it alive until W.
-        return None, None, None, made, *ledger.leave(Pending(rule, gradient, x.detach(), trained, ctx.casts, task()))
+        left = Pending(rule, gradient, x.detach(), trained, ctx.casts, running_backward())
+        return None, None, None, made, *ledger.leave(left)

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 
-def autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def narrowed(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """`tensor` in the type of the autocast that is on, as an operation inside it would see it."""
+    if tensor is None:
+        return None
     leaf = tensor.is_leaf and tensor.requires_grad and not tensor._is_view()
     if leaf and tensor.dtype == torch.float32 and torch.is_autocast_cache_enabled():
-        return _shared(tensor).to(dtype)
+        return _shared(tensor, dtype)
     return tensor.to(dtype)
 
 
@@ -25,16 +27,17 @@ def fitting(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return weight.to(dtype)
 
 
-def _shared(leaf: Tensor) -> Tensor:
-    """The cast that autocast keeps, out of the graph of an operation on it, since there is no other way to it.
+def _shared(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """The cast of `leaf` that autocast keeps; torch gives it out only as what an operation has saved.
 
-    The operation costs nothing: it multiplies with no elements.
+    By vecdot, which autocast narrows and which takes any shape: the sum of a product, here one without elements.
     """
-    nothing = leaf.new_empty((0,) + (1,) * leaf.dim()).requires_grad_()  # so that the product keeps the cast
-    with saved_tensors_hooks(_as_is, _as_is):  # not in those of a checkpoint, which would run its forward again
-        product = torch.linalg.vecdot(leaf, nothing).grad_fn
-        assert product is not None
-        return product.next_functions[0][0]._saved_self  # pyright: ignore[reportOptionalMemberAccess]
+    # Narrow already, or autocast would keep its cast as well; with a gradient, so that the product saves the other.
+    nothing = leaf.new_empty((0,) + (1,) * leaf.dim(), dtype=dtype, requires_grad=True)
+    with saved_tensors_hooks(_as_is, _as_is):  # not a checkpoint's, which would run its forward again
+        total = torch.linalg.vecdot(leaf, nothing).grad_fn
+        assert total is not None
+        return total.next_functions[0][0]._saved_self  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _as_is(tensor: Tensor) -> Tensor:

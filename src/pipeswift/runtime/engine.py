@@ -22,11 +22,12 @@ def edge_of(tensor: Tensor) -> GradientEdge:
 
 
 def inner(leaf: Tensor) -> Tensor:
-    """A leaf as layers should see it: inside the graph, as it is in one process, where it is no leaf.
+    """A leaf as layers should see it: inside the graph, over the same memory, as it is in one process.
 
-    Autocast takes leaves for weights, and sums the gradients of their uses in the narrow type.
+    A leaf itself may not be changed in place, nor may a view of it; and autocast would take it for a weight, and sum
+    the gradients of its uses in the narrow type.
     """
-    return leaf.view_as(leaf) if leaf.requires_grad else leaf
+    return torch.ops.aten._unsafe_view.default(leaf, leaf.shape) if leaf.requires_grad else leaf
 
 
 def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
@@ -38,6 +39,6 @@ def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...])
     _engine_run_backward(edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def task() -> int:
+def running_backward() -> int:
     """Number of the backward that runs: a backward that is started inside another has one of its own."""
     return torch._C._current_graph_task_id()

@@ -14,7 +14,7 @@ from pipeswift.runtime.rules import Gradients
 
 
 class Ledger:
-    """Of one stage. Outside an I nothing is left: weights' gradients are made at once.
+    """Takes what backwards leave for W. Outside `leaving`, weights' gradients are made at once.
 
     An object that the graph refers to, and no thread-local: on an accelerator backwards run in threads of autograd's.
 
@@ -24,7 +24,7 @@ class Ledger:
     def __init__(self) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._pendings: list[Pending] | None = None
-        self._pieces: set[object] = set()  # whose graph it has seen
+        self._searched: set[object] = set()  # pieces
         self._at_once: set[int] = set()  # ids of weights whose gradients do not wait
 
     def stand_in(self, weight: Tensor) -> Tensor:
@@ -37,8 +37,8 @@ class Ledger:
         Where rules cover some uses of a weight and not others, all of its gradients are made in I, since nothing else
         sums them in autograd's order. A piece is searched for such weights once.
         """
-        if piece not in self._pieces:
-            self._pieces.add(piece)
+        if piece not in self._searched:
+            self._searched.add(piece)
             self._at_once.update(self._covered_in_part(edges))
         self._pendings = pendings = []
         try:
@@ -47,7 +47,7 @@ class Ledger:
             self._pendings = None
 
     def leave(self, pending: Pending) -> Gradients:
-        """Puts down what can wait; the gradients that cannot."""
+        """Keeps for W what can wait; returns the other gradients, None for those that wait."""
         if self._pendings is None:
             return pending.gradients()
         waits: Pending | None = pending
@@ -65,14 +65,12 @@ class Ledger:
         mine = {node for node in nodes if getattr(node, "ledger", None) is self}
         uses = [use for node in mine for use in zip(node.casts, node.weights, strict=True)]
         casts = {cast: weight for cast, weight in uses if cast is not None}
-        covered: set[int] = set()
-        others: set[int] = set()
-        for node in nodes - casts.keys():
-            for target, _ in node.next_functions:
-                weight = casts.get(target, getattr(target, "variable", None))
-                if weight is not None:
-                    (covered if node in mine else others).add(id(weight))
-        return covered & others
+
+        def reached(nodes: set[Any]) -> set[int]:
+            targets = [target for node in nodes for target, _ in node.next_functions]
+            return {id(casts.get(target, getattr(target, "variable", None))) for target in targets} - {id(None)}
+
+        return reached(mine) & reached(nodes - mine - casts.keys())  # a cast is on the way to its weight, and no use
 
 
 def _behind(edges: Iterable[GradientEdge]) -> set[Any]:

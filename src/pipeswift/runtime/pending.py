@@ -16,8 +16,8 @@ from pipeswift.runtime.rules import Gradients, Rule
 class Pending(NamedTuple):
     """Work left for W, by one operation on weights.
 
-    casts: of each parameter, the node of the graph that cast it for this use, perhaps for others too; None for itself.
-    task: the backward that has left it; one that a checkpoint starts inside another is one by itself.
+    casts: per parameter, the node of the graph that has cast it, None if it was used as it is; a node leads to its
+    parameter alone. task: number of the backward that left it; sums never span two.
     """
 
     rule: Rule
@@ -25,7 +25,7 @@ class Pending(NamedTuple):
     x: Tensor
     parameters: tuple[Tensor | None, ...]
     casts: tuple[object, ...]
-    task: int = 0
+    task: int
 
     def gradients(self) -> Gradients:
         weights = tuple(fitting(parameter, self.x.dtype) for parameter in self.parameters)
@@ -42,7 +42,7 @@ def weight_gradients(pendings: Sequence[Pending]) -> None:
     """W: adds each parameter's gradient to its `.grad`, after summing over its uses, as autograd does."""
     sums = _Sums(pendings)
     for pending in pendings:
-        sums.add(pending)  # nothing here holds its gradients: the next ones shall be made where they lay, in the cache
+        sums.add(pending)  # keeps none of its gradients, so the next are made in their memory, still in the cache
 
 
 class _Sums:

@@ -128,7 +128,6 @@ class Stage:
         self.shelf: Shelf | None = None
         self.ledger: Ledger | None = None  # once the backward can be split
         self._told: set[int] = set()  # segments of which it is known what no rule covers
-        self._in_place: bool | None = None  # whether a layer changes the stage's input in place; None: not yet known
         self._records: dict[int, Record] = {}
         self._pendings: dict[tuple[int, int], list[Pending]] = {}  # by (micro-batch, segment), between I and W
 
@@ -158,21 +157,8 @@ class Stage:
         )
         seeds: list[int] = []
         self.auxiliary.during_forward(entry.microbatch, entry.weight)
-        buffers = self._copies_of_buffers() if self._in_place is None else []
         self.bind(Op.F, entry.microbatch)
-        try:
-            out = self._run(segment, entry, flat, tuple(map(_alias if self._in_place else inner, leaves)), seeds)
-        except RuntimeError as error:
-            if self._in_place or "leaf" not in str(error):
-                raise
-            # Autograd refuses to change a leaf in place, before anything has changed. Aliases cost a little, so
-            # only stages that need them have them. Statistics that layers before it have updated are put back.
-            self._in_place = True
-            for buffer, before in buffers:
-                buffer.copy_(before)
-            out = self._run(segment, entry, flat, tuple(map(_alias, leaves)), seeds)
-        if self._in_place is None and torch.is_grad_enabled():
-            self._in_place = False
+        out = self._run(segment, entry, flat, tuple(map(inner, leaves)), seeds)
         if not torch.is_grad_enabled():
             forget(seeds)
         else:
@@ -244,9 +230,6 @@ class Stage:
         last = (Form.DENSE,) if len(self.segments) > 2 * len(self.exchanges) else ()
         return tuple(exchange.form for exchange in self.exchanges) + last
 
-    def _copies_of_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(buffer, buffer.clone()) for layer in self.layers() for buffer in layer.buffers()]
-
     def _run(self, segment: int, entry: Entry, flat: Flat, tensors: tuple[Tensor, ...], seeds: list[int]) -> Flat:
         value = unflatten(flat._replace(tensors=tensors))
         value, skips.values = value if isinstance(value, Crossing) else (value, {})
@@ -255,22 +238,6 @@ class Stage:
         if self.tail is not None and segment == len(self.segments) - 1:
             value = self.tail(entry.microbatch, value)
         return flatten(Crossing(value, aside) if aside else value)
-
-
-class _Alias(torch.autograd.Function):
-    """The identity, to a tensor of its own over the same memory: a layer may change it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(leaf)  # pyright: ignore[reportArgumentType]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
-def _alias(leaf: Tensor) -> Tensor:
-    return _Alias.apply(leaf) if leaf.requires_grad else leaf  # pyright: ignore[reportReturnType]
 
 
 def _tell_what_stays_in_i(stage: int, parameters: Mapping[str, nn.Parameter], deferred: Sequence[Tensor]) -> None:
@@ -283,7 +250,8 @@ def _tell_what_stays_in_i(stage: int, parameters: Mapping[str, nn.Parameter], de
         names = ", ".join(rest)
         logger.log(
             logging.WARNING if share > 0.1 else logging.INFO,
-            f"stage {stage}: {share:.1%} of what it trains has no form for W and gets its gradient in I: {names}",
+            f"stage {stage}: {share:.1%} of what it trains gets its gradient in I, since not all of its uses have a "
+            f"form for W: {names}",
         )
 
 
