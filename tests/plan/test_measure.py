@@ -43,6 +43,13 @@ def test_estimated_seconds_are_bytes_over_their_rate():
     assert profile.seconds()[0, 0] == 8 + 8  # reads and writes one row
 
 
+def test_views_are_free():
+    # Questions of a tensor for its device were charged for its bytes.
+    layers = [nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.ReLU()]
+    profile = estimate(layers, loss=mean, sample=rows(8), sizes=[1], flops=1e30, bandwidth=FLOAT)
+    assert profile.seconds()[0, 1] == 0
+
+
 def test_bytes_are_those_of_tensors():
     profile = estimate(
         [partial(linear, 8, 16), nn.Tanh(), linear(16, 4)], loss=mean, sample=rows(8), sizes=[2], **RATES

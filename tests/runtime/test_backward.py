@@ -90,12 +90,23 @@ LAYERS = {
     # W added its own sum to I's, which is not autograd's order.
     "transposed head": lambda: Tied(16, 16),
     "penalty on a gradient": lambda: Penalty(16, 16),
+    # A gradient that is asked for within a backward was left for W.
+    "gradient within a backward": lambda: Implicit(16, 16),
+    # Crashed: what a rule made was a view, and a checkpoint of its own ran again without the rules.
+    "changed in place": lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 16)),
+    "own checkpoint": lambda: Own(16, 16),
+    "own checkpoint, reentrant": lambda: Own(16, 16, use_reentrant=True),
+    "rows that lie apart": lambda: Apart(),
+    "weight that goes in": lambda: Squared(16, 16),
     "weight that goes out": lambda: Added(16, 16),
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
     "under vmap": lambda: Mapped(16, 16),  # was refused: a function in two halves knows no transforms
     "unused parameter": lambda: unused(nn.Linear(16, 16)),
     "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()), backend="eager"),
+    "compiled under autocast": lambda: torch.compile(
+        Scaled(16, 16), backend="eager"
+    ),  # the rules were compiled in part
     "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
 }
 
@@ -158,6 +169,65 @@ class Penalty(nn.Linear):
         return y + slope.square()
 
 
+class Tuned(nn.Linear):
+    """Runs on weights that have made a step of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).square().mean()
+        steps = torch.autograd.grad(y, [self.weight, self.bias], create_graph=True)
+        return nn.functional.linear(x, self.weight - steps[0], self.bias - steps[1])
+
+
+class Implicit(nn.Linear):
+    """Its backward differentiates it once more, as at a fixed point."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        leaf = y.detach().requires_grad_()
+        again = super().forward(leaf.tanh())
+        if y.requires_grad:
+            y.register_hook(lambda g: g + torch.autograd.grad(again, leaf, g, retain_graph=True)[0])
+        return y.tanh()
+
+
+class Own(nn.Linear):
+    """Checkpoints what it does with its own weights."""
+
+    def __init__(self, *shape: int, use_reentrant: bool = False):
+        super().__init__(*shape)
+        self._use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self._use_reentrant)
+
+
+class Scaled(nn.Linear):
+    """Used twice under one autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = super().forward(super().forward(x).tanh())
+        return y.float() * self.bias
+
+
+class Apart(nn.Module):
+    """Linears on transposed rows, with transposed gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(x.transpose(1, 2)).transpose(1, 2)).transpose(0, 1).sin()
+
+
+class Squared(nn.Linear):
+    """Its weight enters it, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ super().forward(self.weight)
+
+
 class Added(nn.Linear):
     """Its weight goes out besides."""
 
@@ -200,12 +270,12 @@ class Halved:
         self.layer, self._ledger = layer, Ledger()
         attach(layer, self._ledger)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor | None, list[Pending]]:
+    def __call__(self, x: Tensor, step: int = 0) -> tuple[Tensor | None, list[Pending]]:
         """The I of sin(layer(x)).sum(): the gradient of x, and what is left for W."""
         x = x.clone().requires_grad_(x.is_floating_point())
         loss = self.layer(x).sin().sum()
         edge = edge_of(loss)
-        with self._ledger.leaving(None, [edge]) as pendings:
+        with self._ledger.leaving(None, [edge], step) as pendings:
             run_backward((edge,), (torch.ones(()),))
         return x.grad, pendings
 
@@ -236,6 +306,19 @@ def test_two_halves_give_the_bits_of_the_whole(name: str, delay: int):
         weight_gradients(pendings)
     one, other = ({n: p.grad for n, p in layer.named_parameters() if p.grad is not None} for layer in layers)
     assert same(one, other)
+
+
+def test_a_layer_may_differentiate_by_its_weights():
+    # What led from such a gradient back to the layer's input was lost.
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers.append(Tuned(16, 16))
+    gradient, pendings = Halved(layers[1])(samples()[0])
+    weight_gradients(pendings)
+    whole = fused(layers[0], samples()[0])
+    one, other = ({n: p.grad for n, p in layer.named_parameters()} for layer in layers)
+    assert close({**one, "x": whole}, {**other, "x": gradient})
 
 
 def test_autocast_leaves_doubles_alone():
@@ -301,6 +384,16 @@ def test_a_use_without_a_gradient_does_not_lose_that_of_another():
 def test_a_weight_covered_in_part_leaves_nothing_for_w():
     layer = Tied(16, 16)
     _, pendings = Halved(layer)(samples()[0])
+    assert {id(w) for pending in pendings for w in pending.parameters if w is not None} == {id(layer.bias)}
+
+
+def test_a_weight_that_comes_to_be_covered_in_part_is_found_in_the_next_step():
+    layer = Tied(16, 16)
+    layer.weight.requires_grad_(False)
+    halved = Halved(layer)
+    halved(samples()[0])
+    layer.weight.requires_grad_()
+    _, pendings = halved(samples()[0], step=1)
     assert {id(w) for pending in pendings for w in pending.parameters if w is not None} == {id(layer.bias)}
 
 

@@ -40,7 +40,7 @@ class Roofline(TorchDispatchMode):
         out = func(*args, **kwargs)
         kind = func._overloadpacket
         entered, left = _tensors((args, kwargs)), _tensors(out)
-        if kind not in _FREE and not (_same_memory(entered, left) and not func._schema.is_mutable):
+        if kind not in _FREE and not (_nothing_new(entered, left) and not func._schema.is_mutable):
             read = entered[1:] + left if kind is _aten.embedding else entered  # of its table, the rows it hands on
             moved = sum(map(_touched, (*read, *left)))
             self.seconds += max(_count(kind, args, kwargs, out) / self._flops, moved / self._bandwidth)
@@ -52,9 +52,10 @@ def _count(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     return formula(*args, **kwargs, out_val=out) if formula else 0.0
 
 
-def _same_memory(entered: list[Tensor], left: list[Tensor]) -> bool:
+def _nothing_new(entered: list[Tensor], left: list[Tensor]) -> bool:
+    """Views, tensors without elements, questions about a tensor."""
     memories = {tensor.untyped_storage()._cdata for tensor in entered}
-    return bool(left) and all(tensor.untyped_storage()._cdata in memories for tensor in left)
+    return all(not tensor.numel() or tensor.untyped_storage()._cdata in memories for tensor in left)
 
 
 def _touched(tensor: Tensor) -> int:

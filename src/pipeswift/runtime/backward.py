@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pipeswift.runtime.casts import fitting, narrowed
-from pipeswift.runtime.engine import running_backward
+from pipeswift.runtime.engine import no_view, running_backward, saving_hooks, will_accumulate
 from pipeswift.runtime.ledger import Ledger
 from pipeswift.runtime.pending import Pending
 from pipeswift.runtime.rules import Rule, find
@@ -52,6 +52,7 @@ class _Split(TorchFunctionMode):
     def __init__(self, ledger: Ledger):
         super().__init__()
         self._ledger = ledger
+        self._hooks = saving_hooks()
 
     def __enter__(self) -> _Split:
         _active.ledgers.append(self._ledger)
@@ -65,9 +66,7 @@ class _Split(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Inside torch.func's transforms, a function of two halves would have to say what it is to each of them.
-        transformed = torch._C._are_functorch_transforms_active()
-        found = find(func, args, kwargs) if torch.is_grad_enabled() and not transformed else None
+        found = find(func, args, kwargs) if self._may_split() else None
         if found is None:
             return func(*args, **kwargs)
         rule, x, weights = found
@@ -77,9 +76,20 @@ class _Split(TorchFunctionMode):
             if torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes:
                 narrow = torch.get_autocast_dtype(x.device.type)
                 x, *used = (narrowed(tensor, narrow) for tensor in (x, *weights))
+                if any(tensor is not None and tensor.dtype != narrow for tensor in used):
+                    return func(*args, **kwargs)  # an autocast around this one keeps a cast to another type
             elif len(dtypes) > 1:
                 return func(*args, **kwargs)  # which says what is wrong
         return _Halves.apply(self._ledger, rule, weights, x, *used)
+
+    def _may_split(self) -> bool:
+        """Not where torch.compile looks on, and not in torch.func's transforms, to which `_Halves` means nothing.
+
+        And not in a checkpoint that began in here: this context is not there when the checkpoint runs again.
+        """
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return False
+        return torch.is_grad_enabled() and saving_hooks() == self._hooks
 
 
 def attach(module: nn.Module, ledger: Ledger) -> None:
@@ -98,10 +108,14 @@ def _attach(part: nn.Module, ledger: Ledger) -> None:
     contexts: list[_Split] = []
 
     def enter(*_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         contexts.append(_Split(ledger))
         contexts[-1].__enter__()
 
     def leave(*_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         contexts.pop().__exit__(None, None, None)
 
     part.register_forward_pre_hook(enter)
@@ -117,7 +131,8 @@ class _Halves(torch.autograd.Function):
         ctx.ledger, ctx.rule, ctx.weights = ledger, rule, weights
         ctx.casts = tuple(None if u is None or u is w else u.grad_fn for w, u in zip(weights, used, strict=True))
         ctx.save_for_backward(x)
-        return rule.forward(x, *(fitting(weight, x.dtype) for weight in used))
+        y = rule.forward(x, *(fitting(weight, x.dtype) for weight in used))
+        return no_view(y) if y._is_view() else y  # a function's view may not be changed in place by what comes next
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -129,6 +144,14 @@ class _Halves(torch.autograd.Function):
         if not any(to_weights):
             return None, None, None, made, *(None for _ in weights)
         trained = tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
-        # Detached, since what leads back to the graph would keep it alive until W.
-        left = Pending(rule, gradient, x.detach(), trained, ctx.casts, running_backward())
-        return None, None, None, made, *ledger.leave(left)
+        left = Pending(rule, gradient, x, trained, ctx.casts, running_backward())
+        return None, None, None, made, *(ledger.leave(left) if _can_wait(ctx) else left.gradients())
+
+
+def _can_wait(ctx: Any) -> bool:
+    """Whether the weights' gradients only go into their `.grad`: nobody differentiates them, nobody gets them now."""
+    if torch.is_grad_enabled():
+        return False
+    nodes = [node for node, _ in ctx.next_functions[1:]]  # the first leads to x
+    leaves = (node.next_functions[0][0] if node in ctx.casts else node for node in nodes if node is not None)
+    return all(map(will_accumulate, leaves))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 
 def edge_of(tensor: Tensor) -> GradientEdge:
@@ -27,7 +27,12 @@ def inner(leaf: Tensor) -> Tensor:
     A leaf itself may not be changed in place, nor may a view of it; and autocast would take it for a weight, and sum
     the gradients of its uses in the narrow type.
     """
-    return torch.ops.aten._unsafe_view.default(leaf, leaf.shape) if leaf.requires_grad else leaf
+    return no_view(leaf) if leaf.requires_grad else leaf
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor of its own, which autograd does not take for a view."""
+    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
 def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
@@ -42,3 +47,16 @@ def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...])
 def running_backward() -> int:
     """Number of the backward that runs: a backward that is started inside another has one of its own."""
     return torch._C._current_graph_task_id()
+
+
+def will_accumulate(leaf: Node) -> bool:
+    """Whether the backward that runs adds a gradient to the leaf whose node this is; else somebody may wait for it."""
+    try:
+        return torch._C._will_engine_execute_node(leaf)
+    except RuntimeError:  # it runs in torch.autograd.grad, which returns that gradient
+        return False
+
+
+def saving_hooks() -> object:
+    """The hooks that get what operations save for their backward, as a checkpoint's do; None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore[reportAttributeAccessIssue]

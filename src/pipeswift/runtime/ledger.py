@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,21 +24,21 @@ class Ledger:
     def __init__(self) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._pendings: list[Pending] | None = None
-        self._searched: set[object] = set()  # pieces
+        self._searched: dict[object, int] = {}  # in which step, by piece
         self._at_once: set[int] = set()  # ids of weights whose gradients do not wait
 
     def stand_in(self, weight: Tensor) -> Tensor:
         return self.stand_ins.get(id(weight), weight)
 
     @contextmanager
-    def leaving(self, piece: object, edges: Iterable[GradientEdge]) -> Iterator[list[Pending]]:
+    def leaving(self, piece: object, edges: Iterable[GradientEdge], step: int = 0) -> Iterator[list[Pending]]:
         """Around an I, a backward from `edges` through a piece of the model: what it leaves for W.
 
         Where rules cover some uses of a weight and not others, all of its gradients are made in I, since nothing else
-        sums them in autograd's order. A piece is searched for such weights once.
+        sums them in autograd's order. A piece is searched for such weights once per step.
         """
-        if piece not in self._searched:
-            self._searched.add(piece)
+        if self._searched.get(piece) != step:
+            self._searched[piece] = step
             self._at_once.update(self._covered_in_part(edges))
         self._pendings = pendings = []
         try:
@@ -55,8 +55,8 @@ class Ledger:
         if self._at_once:
             waits = pending.of(lambda weight: id(weight) not in self._at_once)
             due = pending.of(lambda weight: id(weight) in self._at_once)
-        if waits is not None:
-            self._pendings.append(waits)
+        if waits is not None:  # detached, since what leads back to the graph would keep it alive until W
+            self._pendings.append(waits._replace(x=waits.x.detach()))
         return (None,) * len(pending.parameters) if due is None else due.gradients()
 
     def _covered_in_part(self, edges: Iterable[GradientEdge]) -> set[int]:
@@ -66,11 +66,14 @@ class Ledger:
         uses = [use for node in mine for use in zip(node.casts, node.weights, strict=True)]
         casts = {cast: weight for cast, weight in uses if cast is not None}
 
-        def reached(nodes: set[Any]) -> set[int]:
-            targets = [target for node in nodes for target, _ in node.next_functions]
-            return {id(casts.get(target, getattr(target, "variable", None))) for target in targets} - {id(None)}
+        covered = [edge for node in mine for edge in node.next_functions[1:]]
+        others = [node.next_functions[0] for node in mine]  # to x, which may be a weight itself
+        others += [edge for node in nodes - mine - casts.keys() for edge in node.next_functions]  # casts are no uses
 
-        return reached(mine) & reached(nodes - mine - casts.keys())  # a cast is on the way to its weight, and no use
+        def reached(edges: Sequence[tuple[Any, int]]) -> set[int]:
+            return {id(casts.get(node, getattr(node, "variable", None))) for node, _ in edges} - {id(None)}
+
+        return reached(covered) & reached(others)
 
 
 def _behind(edges: Iterable[GradientEdge]) -> set[Any]:

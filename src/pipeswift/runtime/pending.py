@@ -59,7 +59,8 @@ class _Sums:
             if parameter is None:
                 continue
             if cast is not None:
-                gradient = self._complete((pending.task, id(cast)), gradient)
+                # An autocast around the whole step may have made it in another type than the cast's.
+                gradient = self._complete((pending.task, id(cast)), fitting(gradient, pending.x.dtype))
             if gradient is not None and gradient.dtype != parameter.dtype:
                 gradient = gradient.to(parameter.dtype)
             total = self._complete((pending.task, id(parameter)), gradient)

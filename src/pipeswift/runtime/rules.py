@@ -43,8 +43,13 @@ def _linear_weights(gradient: Tensor, x: Tensor, weight: Tensor | None, bias: Te
     rows = gradient.reshape(-1, gradient.shape[-1])
     return (
         None if weight is None else rows.t().mm(x.reshape(-1, x.shape[-1])),
-        None if bias is None else rows.sum(0),
+        None if bias is None else _bias(gradient, rows, x),
     )
+
+
+def _bias(gradient: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+    """Torch takes a contiguous x as rows with a bias each; to others it adds the bias when they have their shape."""
+    return rows.sum(0) if x.is_contiguous() else gradient.sum(tuple(range(gradient.dim() - 1)))
 
 
 def _linear_input(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

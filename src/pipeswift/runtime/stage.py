@@ -91,10 +91,11 @@ class Segment:
 class Record:
     """What a micro-batch leaves on a stage between its forward and its backward, per segment."""
 
-    __slots__ = ("entered", "left", "seeds", "weight")
+    __slots__ = ("entered", "left", "seeds", "step", "weight")
 
-    def __init__(self, segments: int, weight: float):
-        self.weight = weight  # of the auxiliary losses
+    def __init__(self, segments: int, entry: Entry):
+        self.step = entry.step
+        self.weight = entry.weight  # of the auxiliary losses
         self.seeds: list[int] = []
         self.entered: list[tuple[Tensor, ...]] = [()] * segments  # leaves that will hold the input's gradient
         self.left: list[tuple[GradientEdge, ...]] = [()] * segments  # where the output's gradient enters the graph
@@ -162,7 +163,7 @@ class Stage:
         if not torch.is_grad_enabled():
             forget(seeds)
         else:
-            record = self._records.setdefault(entry.microbatch, Record(len(self.segments), entry.weight))
+            record = self._records.setdefault(entry.microbatch, Record(len(self.segments), entry))
             record.seeds += seeds
             record.entered[segment] = tuple(leaf for leaf in leaves if leaf.requires_grad)
             record.left[segment] = tuple(edge_of(tensor) for tensor in out.tensors if tensor.requires_grad)
@@ -188,7 +189,8 @@ class Stage:
     def input_gradient(self, segment: int, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
         assert self.ledger is not None
-        with self.ledger.leaving(segment, self._records[microbatch].left[segment]) as pendings:
+        record = self._records[microbatch]
+        with self.ledger.leaving(segment, record.left[segment], record.step) as pendings:
             made = self.backward(segment, microbatch, gradients)
         self._pendings[microbatch, segment] = pendings
         if segment not in self._told:
