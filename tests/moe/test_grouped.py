@@ -74,16 +74,20 @@ def test_without_a_row_there_are_zero_gradients():
     assert not any(gradient.any() for gradient in gradients)
 
 
+class Layer(nn.Module):
+    """A grouped product with its weights, each `times` as large."""
+
+    def __init__(self, times: float = 1.0) -> None:
+        super().__init__()
+        self._times = times
+        for index, weight in enumerate(together()):
+            self.register_parameter(f"weight{index}", weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return grouped(x, SIZES, [w if self._times == 1.0 else self._times * w for w in self.parameters()])
+
+
 def test_weights_wait_for_w_in_a_split_backward():
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for index, weight in enumerate(together()):
-                self.register_parameter(f"weight{index}", weight)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return grouped(x, SIZES, list(self.parameters()))
-
     layer, ledger, x = Layer(), Ledger(), torch.randn(10, 8)
     y, to_x, *to_weights = run(list(layer.parameters()), x)
     layer.zero_grad()
@@ -97,3 +101,16 @@ def test_weights_wait_for_w_in_a_split_backward():
     weight_gradients(pendings)
     for weight, expected in zip(layer.parameters(), to_weights, strict=True):
         assert torch.equal(weight.grad, expected)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_weight_was_computed_from_gets_its_gradient_in_i():
+    # It was left for W, which gave it to the computed weight.
+    layer, ledger, x = Layer(2.0), Ledger(), torch.randn(10, 8)
+    _, _, *to_weights = run([nn.Parameter(2 * weight.detach()) for weight in layer.parameters()], x)
+    attach(layer, ledger)
+    edge = edge_of(layer(x))
+    with ledger.leaving(None, (edge,)) as pendings:
+        run_backward((edge,), (torch.ones(10, 16).cumsum(0),))
+    assert not pendings
+    for weight, expected in zip(layer.parameters(), to_weights, strict=True):
+        assert torch.equal(weight.grad, 2 * expected)  # pyright: ignore[reportArgumentType]

@@ -149,7 +149,7 @@ class _Halves(torch.autograd.Function):
 
 
 def _can_wait(ctx: Any) -> bool:
-    """Whether the weights' gradients only go into their `.grad`: nobody differentiates them, nobody gets them now."""
+    """Whether the weights' gradients only go into their `.grad`: nobody differentiates them or gets them now."""
     if torch.is_grad_enabled():
         return False
     nodes = [node for node, _ in ctx.next_functions[1:]]  # the first leads to x

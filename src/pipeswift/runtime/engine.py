@@ -49,10 +49,10 @@ def running_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def will_accumulate(leaf: Node) -> bool:
-    """Whether the backward that runs adds a gradient to the leaf whose node this is; else somebody may wait for it."""
+def will_accumulate(node: Node) -> bool:
+    """Whether this is a leaf's node and the backward that runs adds to the leaf's `.grad`; else somebody may wait."""
     try:
-        return torch._C._will_engine_execute_node(leaf)
+        return hasattr(node, "variable") and torch._C._will_engine_execute_node(node)
     except RuntimeError:  # it runs in torch.autograd.grad, which returns that gradient
         return False
 

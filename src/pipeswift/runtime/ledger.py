@@ -24,8 +24,8 @@ class Ledger:
     def __init__(self) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._pendings: list[Pending] | None = None
-        self._searched: dict[object, int] = {}  # in which step, by piece
-        self._at_once: set[int] = set()  # ids of weights whose gradients do not wait
+        self._found: dict[object, tuple[int, set[int]]] = {}  # by piece: in which step, ids of weights covered in part
+        self._at_once: set[int] = set()  # those of the piece that an I goes through: their gradients do not wait
 
     def stand_in(self, weight: Tensor) -> Tensor:
         return self.stand_ins.get(id(weight), weight)
@@ -37,9 +37,9 @@ class Ledger:
         Where rules cover some uses of a weight and not others, all of its gradients are made in I, since nothing else
         sums them in autograd's order. A piece is searched for such weights once per step.
         """
-        if self._searched.get(piece) != step:
-            self._searched[piece] = step
-            self._at_once.update(self._covered_in_part(edges))
+        if piece not in self._found or self._found[piece][0] != step:
+            self._found[piece] = step, self._covered_in_part(edges)
+        _, self._at_once = self._found[piece]
         self._pendings = pendings = []
         try:
             yield pendings
