@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeswift.cost import Costs
 from pipeswift.errors import PipeSwiftError
-from pipeswift.ir import Schedule
+from pipeswift.ir import F, I, Schedule, W
 from pipeswift.runtime import Pipeline, Update, init_mesh, shelf
 from pipeswift.runtime.loss import LossError
 from pipeswift.schedules import pipedream, zb_h1
@@ -327,6 +327,31 @@ def test_modules_that_keep_their_weights_in_unusual_places(build: Callable[[], n
     module, plain = build(), build()
     plain.load_state_dict(module.state_dict())
     pipe = Pipeline([module], loss=lambda y, _: y.square().mean(), schedule="pipedream", microbatches=4)
+    pipe.async_optimizer(torch.optim.SGD, lr=0.1)
+    inputs = torch.linspace(-1, 1, 144).view(8, 3, 6)
+    pipe.step(inputs, inputs)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x in inputs.chunk(4):
+        plain(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert same(module.state_dict(), plain.state_dict())
+    pipe.close()
+
+
+class Mirrored(nn.Linear):
+    """Uses its weight three times, once in a way that no rule covers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x).tanh() @ self.weight.t())
+
+
+def test_a_weight_covered_in_part_is_found_in_every_version():
+    module, plain = Mirrored(6, 6), Mirrored(6, 6)
+    plain.load_state_dict(module.state_dict())
+    passes = [op(0, i) for i in range(4) for op in (F, I, W)]
+    schedule = replace(Schedule.one_route(lambda _: passes, ranks=1, microbatches=4, name="I apart"), flush=False)
+    pipe = Pipeline([module], loss=lambda y, _: y.square().mean(), schedule=schedule)
     pipe.async_optimizer(torch.optim.SGD, lr=0.1)
     inputs = torch.linspace(-1, 1, 144).view(8, 3, 6)
     pipe.step(inputs, inputs)

@@ -97,6 +97,7 @@ LAYERS = {
     "own checkpoint": lambda: Own(16, 16),
     "own checkpoint, reentrant": lambda: Own(16, 16, use_reentrant=True),
     "rows that lie apart": lambda: Apart(),
+    "rows that lie in columns": lambda: Columns(16, 16),
     "weight that goes in": lambda: Squared(16, 16),
     "weight that goes out": lambda: Added(16, 16),
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
@@ -219,6 +220,11 @@ class Apart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.other(self.one(x.transpose(1, 2)).transpose(1, 2)).transpose(0, 1).sin()
+
+
+class Columns(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1).t().contiguous().t())
 
 
 class Squared(nn.Linear):

@@ -5,9 +5,13 @@ So the gradients of these uses are summed in the narrow type, before the sum is 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from pipeswift.runtime.engine import saving_hooks
 
 
 def narrowed(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -34,7 +38,8 @@ def _shared(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     """
     # Narrow already, or autocast would keep its cast as well; with a gradient, so that the product saves the other.
     nothing = leaf.new_empty((0,) + (1,) * leaf.dim(), dtype=dtype, requires_grad=True)
-    with saved_tensors_hooks(_as_is, _as_is):  # not a checkpoint's, which would run its forward again
+    # Not with a checkpoint's hooks, which would run its forward again.
+    with saved_tensors_hooks(_as_is, _as_is) if saving_hooks() else nullcontext():
         total = torch.linalg.vecdot(leaf, nothing).grad_fn
         assert total is not None
         return total.next_functions[0][0]._saved_self  # pyright: ignore[reportOptionalMemberAccess]

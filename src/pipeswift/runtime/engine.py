@@ -32,7 +32,10 @@ def inner(leaf: Tensor) -> Tensor:
 
 def no_view(tensor: Tensor) -> Tensor:
     """The same memory as a tensor of its own, which autograd does not take for a view."""
-    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+    made = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+    if made.stride() != tensor.stride():
+        made.data = tensor  # the strides of dimensions of size 1 tell formats such as channels_last apart
+    return made
 
 
 def run_backward(edges: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:

@@ -24,21 +24,21 @@ class Ledger:
     def __init__(self) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._pendings: list[Pending] | None = None
-        self._found: dict[object, tuple[int, set[int]]] = {}  # by piece: in which step, ids of weights covered in part
+        self._found: dict[object, tuple[object, set[int]]] = {}  # by piece: when, and ids of weights covered in part
         self._at_once: set[int] = set()  # those of the piece that an I goes through: their gradients do not wait
 
     def stand_in(self, weight: Tensor) -> Tensor:
         return self.stand_ins.get(id(weight), weight)
 
     @contextmanager
-    def leaving(self, piece: object, edges: Iterable[GradientEdge], step: int = 0) -> Iterator[list[Pending]]:
+    def leaving(self, piece: object, edges: Iterable[GradientEdge], when: object = 0) -> Iterator[list[Pending]]:
         """Around an I, a backward from `edges` through a piece of the model: what it leaves for W.
 
         Where rules cover some uses of a weight and not others, all of its gradients are made in I, since nothing else
-        sums them in autograd's order. A piece is searched for such weights once per step.
+        sums them in autograd's order. A piece is searched for such weights once per `when`.
         """
-        if piece not in self._found or self._found[piece][0] != step:
-            self._found[piece] = step, self._covered_in_part(edges)
+        if piece not in self._found or self._found[piece][0] != when:
+            self._found[piece] = when, self._covered_in_part(edges)
         _, self._at_once = self._found[piece]
         self._pendings = pendings = []
         try:

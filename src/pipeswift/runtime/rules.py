@@ -32,6 +32,16 @@ def _rows(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors])
 
 
+def _to_x(gradient: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+    """The gradient of the rows x of a product with `matrix`; to columns that lie in a row, torch gives such again."""
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    if not x.is_contiguous():
+        laid_out = x.reshape(-1, x.shape[-1])
+        if laid_out.stride() == (1, len(laid_out)):
+            return matrix.mm(rows.t()).t().reshape(x.shape)
+    return rows.mm(matrix.t()).view(x.shape)
+
+
 # Linear: y = x w^T + b.
 
 
@@ -53,7 +63,7 @@ def _bias(gradient: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 
 
 def _linear_input(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return gradient.reshape(-1, gradient.shape[-1]).mm(weight).view(x.shape)
+    return _to_x(gradient, x, weight.t())
 
 
 _LINEAR = Rule(nn.functional.linear, _linear_input, _linear_weights, _rows)
@@ -72,7 +82,7 @@ def _find_product(input: Tensor, mat2: Any = None, *, other: Any = None, **rest:
 
 
 def _product_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return gradient.reshape(-1, gradient.shape[-1]).mm(weight.t()).view(x.shape)
+    return _to_x(gradient, x, weight)
 
 
 def _product_weights(gradient: Tensor, x: Tensor, weight: Tensor) -> Gradients:

@@ -190,7 +190,8 @@ class Stage:
         """One segment's I: as `backward`, but gradients of weights are left for W wherever that is possible."""
         assert self.ledger is not None
         record = self._records[microbatch]
-        with self.ledger.leaving(segment, record.left[segment], record.step) as pendings:
+        when = record.step if self.shelf is None else (record.step, microbatch)  # every version has weights of its own
+        with self.ledger.leaving(segment, record.left[segment], when) as pendings:
             made = self.backward(segment, microbatch, gradients)
         self._pendings[microbatch, segment] = pendings
         if segment not in self._told:
