@@ -105,9 +105,8 @@ LAYERS = {
     "under vmap": lambda: Mapped(16, 16),  # was refused: a function in two halves knows no transforms
     "unused parameter": lambda: unused(nn.Linear(16, 16)),
     "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()), backend="eager"),
-    "compiled under autocast": lambda: torch.compile(
-        Scaled(16, 16), backend="eager"
-    ),  # the rules were compiled in part
+    # The rules were compiled in part.
+    "compiled under autocast": lambda: torch.compile(Scaled(16, 16), backend="eager"),
     "custom function": lambda: nn.Sequential(nn.Linear(16, 16), Doubled(), nn.Linear(16, 16)),
 }
 
