@@ -306,6 +306,15 @@ def test_a_pipeline_of_one_trains_as_usual():
     pipe.close()
 
 
+def train_plainly(module: nn.Module, inputs: Tensor) -> None:
+    """An update after each of four micro-batches."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for x in inputs.chunk(4):
+        module(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class Recurrent(nn.LSTM):
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(x)[0]
@@ -330,11 +339,7 @@ def test_modules_that_keep_their_weights_in_unusual_places(build: Callable[[], n
     pipe.async_optimizer(torch.optim.SGD, lr=0.1)
     inputs = torch.linspace(-1, 1, 144).view(8, 3, 6)
     pipe.step(inputs, inputs)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for x in inputs.chunk(4):
-        plain(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_plainly(plain, inputs)
     assert same(module.state_dict(), plain.state_dict())
     pipe.close()
 
@@ -355,11 +360,7 @@ def test_a_weight_covered_in_part_is_found_in_every_version():
     pipe.async_optimizer(torch.optim.SGD, lr=0.1)
     inputs = torch.linspace(-1, 1, 144).view(8, 3, 6)
     pipe.step(inputs, inputs)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for x in inputs.chunk(4):
-        plain(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_plainly(plain, inputs)
     assert same(module.state_dict(), plain.state_dict())
     pipe.close()
 
