@@ -145,7 +145,8 @@ class _Halves(torch.autograd.Function):
             return None, None, None, made, *(None for _ in weights)
         trained = tuple(w if to else None for w, to in zip(weights, to_weights, strict=True))
         left = Pending(rule, gradient, x, trained, ctx.casts, running_backward())
-        return None, None, None, made, *(ledger.leave(left) if _can_wait(ctx) else left.gradients())
+        waits = ledger.is_open and _can_wait(ctx)
+        return None, None, None, made, *(ledger.leave(left) if waits else left.gradients())
 
 
 def _can_wait(ctx: Any) -> bool:

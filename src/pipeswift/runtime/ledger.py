@@ -30,6 +30,11 @@ class Ledger:
     def stand_in(self, weight: Tensor) -> Tensor:
         return self.stand_ins.get(id(weight), weight)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an I runs."""
+        return self._pendings is not None
+
     @contextmanager
     def leaving(self, piece: object, edges: Iterable[GradientEdge], when: object = 0) -> Iterator[list[Pending]]:
         """Around an I, a backward from `edges` through a piece of the model: what it leaves for W.
@@ -47,9 +52,8 @@ class Ledger:
             self._pendings = None
 
     def leave(self, pending: Pending) -> Gradients:
-        """Keeps for W what can wait; returns the other gradients, None for those that wait."""
-        if self._pendings is None:
-            return pending.gradients()
+        """Within `leaving`: keeps for W what can wait; returns the other gradients, None for those that wait."""
+        assert self._pendings is not None
         waits: Pending | None = pending
         due = None
         if self._at_once:
